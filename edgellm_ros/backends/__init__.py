@@ -1,0 +1,1 @@
+"""Devices behind one seam: ONNX Runtime on a CPU, a scripted fake; base.py is the contract."""

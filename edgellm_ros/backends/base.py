@@ -1,0 +1,301 @@
+"""The seam: all that the runtime knows of a device.
+
+Everything above this file is the same on a laptop CPU, a Jetson and a data-centre GPU. Nothing above may assume
+that a tensor is a NumPy array, that a call has finished when it returns, or how a cache is laid out.
+
+Rules that hold for every backend
+* One thread uses a backend. Calls enqueue on its stream in order; ``Tensor.numpy`` and ``Readback.wait`` wait.
+* Buffers are allocated once, at the deployment's maxima. ``Tensor.prefix(shape)`` is the same memory seen as its
+  first ``prod(shape)`` elements: packed, so a smaller batch or chunk starts at the same address.
+* A recorded step (``Backend.capture``) may only touch tensors that exist already, through kernels and engines.
+* Rows of a batch are dense, 0..B-1; an engine call covers rows ``first_row .. first_row + B - 1`` of the caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+
+class DataType(str, Enum):
+    """Element types that cross the seam (``bfloat16`` travels as uint16 on the host)."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    INT64 = "int64"
+    UINT64 = "uint64"
+    INT32 = "int32"
+    INT8 = "int8"
+    UINT8 = "uint8"
+    BOOL = "bool"
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The host dtype of this element type."""
+        return np.dtype("uint16" if self is DataType.BFLOAT16 else self.value)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, element type and shape of an engine's tensor; -1 marks a dimension that varies from run to run."""
+
+    name: str
+    dtype: DataType
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class EngineCapabilities:
+    """What an engine can do, found by a probe when it is loaded, never from a version number."""
+
+    ragged_chunks: bool  # rows of one call may hold different numbers of valid positions (``query_length``)
+    interval_mask: bool  # takes ``attend_start`` / ``attend_end``; False: causal only
+    tree_mask: bool = False
+    capture: bool = False  # a step may be recorded with Backend.capture and replayed
+    cache_dtypes: tuple[DataType, ...] = (DataType.FLOAT32,)
+    window: int = 0  # sliding window that the engine bakes in; 0: none
+    adapters: int = 0  # adapter slots, without slot 0
+    details: Mapping[str, str] = field(default_factory=dict)  # what the probe saw, for diagnostics
+
+
+@dataclass(frozen=True)
+class SamplingRow:
+    """How one row picks its next token. Greedy when ``temperature`` is 0 or ``top_k`` is 1.
+
+    Order of work: repetition, presence and frequency penalties (as in transformers and the OpenAI API: counts of
+    generated tokens for presence and frequency, prompt included for repetition), logit bias, token mask,
+    temperature, top-k, top-p, min-p, draw. ``position`` of a draw is prompt length + tokens generated so far, so a
+    draw depends on (seed, position) alone and never on the row or the batch.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0  # uint64
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    num_logprobs: int = 0
+
+
+@runtime_checkable
+class Tensor(Protocol):
+    """A block of memory that a backend owns; ``shape`` may be a prefix view of a larger one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> DataType: ...
+
+    def prefix(self, shape: tuple[int, ...]) -> Tensor:
+        """The first ``prod(shape)`` elements as a tensor of that shape: same memory, no copy.
+
+        :raises ValueError: when it holds fewer elements.
+        """
+        ...
+
+    def write(self, values: np.ndarray) -> None:
+        """Enqueue a copy of host ``values`` (same shape and dtype); the host array may be reused at once."""
+        ...
+
+    def numpy(self) -> np.ndarray:
+        """Wait for the work that writes it; a view on the CPU, a fresh host copy elsewhere."""
+        ...
+
+
+class Readback(Protocol):
+    """A copy to the host that is under way."""
+
+    def ready(self) -> bool: ...
+
+    def wait(self) -> np.ndarray:
+        """The host values; they belong to the caller.
+
+        :raises BackendError: when the work that produces them failed.
+        """
+        ...
+
+
+class KVCache(Protocol):
+    """Keys and values of all layers for ``rows`` sequences of up to ``capacity`` positions. The layout is private."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def dtype(self) -> DataType: ...
+
+    @property
+    def bytes_per_position(self) -> int:
+        """Bytes that one position of one row takes over all layers."""
+        ...
+
+    def copy_row(self, source: int, destination: int, length: int) -> None:
+        """Copy the first ``length`` positions of one row over another (fills the hole of a row that left)."""
+        ...
+
+    def export_block(self, row: int, start: int, count: int) -> Any:
+        """A copy of ``count`` positions of a row, opaque, for the prefix-reuse store."""
+        ...
+
+    def import_block(self, row: int, start: int, block: Any) -> None:
+        """Write a block that ``export_block`` gave (possibly of another row) at ``start``."""
+        ...
+
+
+class Engine(Protocol):
+    """A compiled graph. Bind once, run many; ``run`` only enqueues."""
+
+    @property
+    def inputs(self) -> Mapping[str, TensorSpec]:
+        """Inputs by name, caches left out."""
+        ...
+
+    @property
+    def outputs(self) -> Mapping[str, TensorSpec]: ...
+
+    @property
+    def capabilities(self) -> EngineCapabilities: ...
+
+    def bind(self, name: str, tensor: Tensor) -> None:
+        """Give an input or output the (maximum-size) tensor that it reads or writes from now on.
+
+        :raises ValueError: unknown name or another element type.
+        """
+        ...
+
+    def bind_cache(self, cache: KVCache) -> None:
+        """Use these caches, in place."""
+        ...
+
+    def run(self, shapes: Mapping[str, tuple[int, ...]], first_row: int = 0) -> None:
+        """Enqueue one run; ``shapes`` gives the shape of every bound tensor, each packed at its start.
+
+        :raises BackendError: the engine library refused or failed.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Sampler(Protocol):
+    """Per-row sampling state on the device: parameters, penalties' token counts, bias and mask."""
+
+    def set_row(self, row: int, parameters: SamplingRow, prompt_ids: Sequence[int], position: int) -> None:
+        """Start a sequence in a row; ``position`` is that of its first draw (its prompt's length)."""
+        ...
+
+    def move_row(self, source: int, destination: int) -> None: ...
+
+    def set_mask(self, row: int, allowed: np.ndarray | None) -> None:
+        """Restrict the next draw of a row to a bit mask, int32 [ceil(V/32)]; None lifts it."""
+        ...
+
+    def sample(self, logits: Tensor, rows: Sequence[int], token_ids: Tensor) -> None:
+        """Pick one token for each of ``rows``; logits float32 [N,V] in their order, token_ids int32 [N].
+
+        Counts the token and advances the row's position. A row of logits that is not finite gives id -1.
+        Logits may be changed in place.
+        """
+        ...
+
+    def logprobs(self, index: int, count: int) -> list[tuple[int, float]]:
+        """The last draw's chosen token first, then its ``count`` most likely, as (id, natural log) pairs.
+
+        ``index`` counts in the order of the last ``sample`` call. Taken before temperature, after bias and penalties;
+        only for rows whose ``num_logprobs`` is above 0.
+        """
+        ...
+
+
+class Captured(Protocol):
+    """A recorded step."""
+
+    def run(self) -> None: ...
+
+
+class Backend(Protocol):
+    """A device: opens engines, owns memory and stream, and offers the kernels that the runtime needs."""
+
+    @property
+    def name(self) -> str: ...
+
+    def open_engine(self, path: Path, *, cache_layout: CacheLayout | None = None) -> Engine:
+        """Load a graph and probe it.
+
+        :raises BackendError: it does not load, or its probe shows numbers this runtime cannot rely on.
+        """
+        ...
+
+    def allocate(self, shape: tuple[int, ...], dtype: DataType) -> Tensor:
+        """Zeroed memory."""
+        ...
+
+    def allocate_kv_cache(self, layout: CacheLayout, rows: int, capacity: int) -> KVCache: ...
+
+    def allocate_sampler(self, rows: int, vocab_size: int) -> Sampler: ...
+
+    def open_embeddings(self, path: Path) -> EmbeddingTable:
+        """Map the ``embedding`` tensor [V,D] of a safetensors file (device memory on a GPU)."""
+        ...
+
+    def gather_embeddings(self, table: EmbeddingTable, token_ids: Tensor, out: Tensor) -> None:
+        """out[B,S,D] = scale * table[token_ids[B,S]]."""
+        ...
+
+    def rope_tables(self, rope: RopeKind, positions: Tensor, cosine: Tensor, sine: Tensor) -> None:
+        """cosine, sine float32 [B,S,head_dim/2] of positions int32 [B,S]."""
+        ...
+
+    def capture(self, key: Hashable, step: Callable[[], None]) -> Captured:
+        """Record ``step`` under ``key``; on the CPU simply the function. Never required for correctness."""
+        ...
+
+    def read_async(self, tensor: Tensor) -> Readback: ...
+
+    def synchronize(self) -> None: ...
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes in use and free, by kind, for diagnostics."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class RopeKind:
+    """One rotary embedding, all scaling resolved: angle = position * inverse_frequency[i]; tables times ``scale``."""
+
+    name: str
+    inverse_frequency: tuple[float, ...]  # head_dim/2 values; a partial rotation has fewer
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """What a cache must hold: one (num_kv_heads, head_dim) per layer."""
+
+    layers: tuple[tuple[int, int], ...]
+    dtype: DataType = DataType.FLOAT32
+
+
+class EmbeddingTable(Protocol):
+    """Token embeddings [V,D]."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def dtype(self) -> DataType: ...

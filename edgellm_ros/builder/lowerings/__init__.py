@@ -1,0 +1,1 @@
+"""How a graph description becomes nodes of one engine library."""

@@ -1,0 +1,292 @@
+"""The engine directory: what a builder writes and a runtime reads.
+
+==========================  ==========================================================================
+``config.json``             dimensions and limits, keys of the official runtime (``EngineConfig``)
+``manifest.json``           format version, builder, lowering, precision, source, licence, file sizes
+``llm.onnx`` + ``.data``    the graph and its weights (``llm.engine``: a TensorRT plan beside or instead)
+``embedding.safetensors``   tensor ``embedding`` [V,D] (a tied head may live in it)
+``tokenizer.json``          and ``tokenizer_config.json``, ``chat_template.jinja`` where the model has one
+==========================  ==========================================================================
+
+Inputs of ``llm.onnx``, all packed, rows right padded: ``inputs_embeds`` [B,S,D] float32; ``rope_cos_<kind>`` and
+``rope_sin_<kind>`` [B,S,head_dim/2] float32 for each rope kind; ``past_length`` [B] int32; ``query_length`` [B] int32
+(valid positions of each row's chunk); ``last_token_index`` [B,R] int32 (positions in the chunk whose logits are
+wanted); caches. Output: ``logits`` [B,R,V] float32. A graph has only the inputs its family needs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .errors import EngineDirectoryError
+
+FORMAT_VERSION = 1
+
+CONFIG_FILE = "config.json"
+MANIFEST_FILE = "manifest.json"
+GRAPH_FILE = "llm.onnx"
+PLAN_FILE = "llm.engine"
+EMBEDDING_FILE = "embedding.safetensors"
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+
+MAX_JSON_BYTES = 100 * 2**20
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """One rope kind with all scaling resolved by the builder; tables are ``scale * cos(position * frequency)``."""
+
+    inverse_frequency: tuple[float, ...]
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class BuilderLimits:
+    """What the engine was built for; a request beyond them is refused."""
+
+    max_batch_size: int
+    max_input_len: int
+    max_kv_cache_capacity: int
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("max_batch_size", 1, 64),
+            ("max_input_len", 1, 1 << 20),
+            ("max_kv_cache_capacity", 2, 1 << 22),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise EngineDirectoryError(f"{name} is {value!r}; want a whole number from {low} to {high}.")
+        if self.max_input_len > self.max_kv_cache_capacity:
+            raise EngineDirectoryError(
+                f"max_input_len is {self.max_input_len}, more than max_kv_cache_capacity "
+                f"{self.max_kv_cache_capacity}; a prompt must fit in the cache."
+            )
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """``config.json``."""
+
+    model: str
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    kv_layers: tuple[tuple[int, int], ...]  # (num_kv_heads, head_dim) of each layer
+    kv_cache_dtype: str
+    rope: Mapping[str, RopeConfig]
+    eos_token_id: tuple[int, ...]  # first is the primary one
+    limits: BuilderLimits
+    embedding_scale: float = 1.0
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    max_position_embeddings: int = 0
+    extra: Mapping[str, Any] = field(default_factory=dict)  # family keys kept as they were
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise EngineDirectoryError(f"{CONFIG_FILE}: {name} is {value!r}; want a positive whole number.")
+        if len(self.kv_layers) != self.num_hidden_layers:
+            raise EngineDirectoryError(
+                f"{CONFIG_FILE}: kv_layer_configs has {len(self.kv_layers)} entries; "
+                f"num_hidden_layers is {self.num_hidden_layers}."
+            )
+        if not self.rope:
+            raise EngineDirectoryError(f"{CONFIG_FILE}: rope is empty; want at least one rope kind.")
+        bad = [token for token in self.eos_token_id if not 0 <= token < self.vocab_size]
+        if bad:
+            raise EngineDirectoryError(f"{CONFIG_FILE}: eos_token_id {bad[0]} is outside 0..{self.vocab_size - 1}.")
+
+    def to_json(self) -> dict[str, Any]:
+        """The file's content; ``from_json`` reads it back to an equal object."""
+        return {
+            **self.extra,
+            "model": self.model,
+            "engine_role": "llm",
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_attention_heads": self.num_attention_heads,
+            "kv_layer_configs": [
+                {"num_kv_heads": heads, "head_dim": size, "kv_cache_capacity": self.limits.max_kv_cache_capacity}
+                for heads, size in self.kv_layers
+            ],
+            "kv_cache_dtype": self.kv_cache_dtype,
+            "rope": {
+                kind: {"inverse_frequency": list(rope.inverse_frequency), "scale": rope.scale}
+                for kind, rope in self.rope.items()
+            },
+            "eos_token_id": list(self.eos_token_id),
+            "pad_token_id": self.pad_token_id,
+            "bos_token_id": self.bos_token_id,
+            "embedding_scale": self.embedding_scale,
+            "max_position_embeddings": self.max_position_embeddings,
+            "builder_config": {
+                "max_batch_size": self.limits.max_batch_size,
+                "max_input_len": self.limits.max_input_len,
+                "max_kv_cache_capacity": self.limits.max_kv_cache_capacity,
+            },
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> EngineConfig:
+        """:raises EngineDirectoryError: a key is missing or of the wrong kind; the sentence names it."""
+        known = {
+            "model", "engine_role", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+            "kv_layer_configs", "kv_cache_dtype", "rope", "eos_token_id", "pad_token_id", "bos_token_id",
+            "embedding_scale", "max_position_embeddings", "builder_config",
+        }  # fmt: skip
+        try:
+            limits = content["builder_config"]
+            return cls(
+                model=str(content["model"]),
+                vocab_size=content["vocab_size"],
+                hidden_size=content["hidden_size"],
+                num_hidden_layers=content["num_hidden_layers"],
+                num_attention_heads=content["num_attention_heads"],
+                kv_layers=tuple(
+                    (int(row["num_kv_heads"]), int(row["head_dim"])) for row in content["kv_layer_configs"]
+                ),
+                kv_cache_dtype=str(content["kv_cache_dtype"]),
+                rope={
+                    str(kind): RopeConfig(tuple(float(f) for f in row["inverse_frequency"]), float(row["scale"]))
+                    for kind, row in content["rope"].items()
+                },
+                eos_token_id=tuple(int(token) for token in content["eos_token_id"]),
+                limits=BuilderLimits(
+                    limits["max_batch_size"], limits["max_input_len"], limits["max_kv_cache_capacity"]
+                ),
+                embedding_scale=float(content.get("embedding_scale", 1.0)),
+                pad_token_id=content.get("pad_token_id"),
+                bos_token_id=content.get("bos_token_id"),
+                max_position_embeddings=int(content.get("max_position_embeddings", 0)),
+                extra={key: value for key, value in content.items() if key not in known},
+            )
+        except KeyError as error:
+            raise EngineDirectoryError(
+                f"{CONFIG_FILE} lacks the key {error.args[0]!r}; build the engine directory again."
+            ) from None
+        except (TypeError, ValueError, AttributeError) as error:
+            raise EngineDirectoryError(
+                f"{CONFIG_FILE} has a value of the wrong kind ({error}); build the engine directory again."
+            ) from None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """``manifest.json``."""
+
+    lowering: str  # onnxruntime | tensorrt | tensorrt_legacy | fake
+    precision: str  # fp32 | fp16 | int8 | int4
+    builder_version: str
+    source: str  # where the weights came from, as a person would say it
+    licence: str
+    fingerprint: str  # of the checkpoint and the build settings; equal means the same engine
+    files: Mapping[str, int]  # name -> size in bytes of every file but the manifest
+    format_version: int = FORMAT_VERSION
+
+    def to_json(self) -> dict[str, Any]:
+        """The file's content."""
+        return {
+            "format_version": self.format_version,
+            "builder_version": self.builder_version,
+            "lowering": self.lowering,
+            "precision": self.precision,
+            "source": self.source,
+            "licence": self.licence,
+            "fingerprint": self.fingerprint,
+            "files": dict(self.files),
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Manifest:
+        """:raises EngineDirectoryError: another format version, or a missing or ill-typed key."""
+        version = content.get("format_version")
+        if version != FORMAT_VERSION:
+            raise EngineDirectoryError(
+                f"{MANIFEST_FILE} has format_version {version!r}; this version reads {FORMAT_VERSION}: "
+                "build the engine directory again."
+            )
+        try:
+            return cls(
+                lowering=str(content["lowering"]),
+                precision=str(content["precision"]),
+                builder_version=str(content["builder_version"]),
+                source=str(content["source"]),
+                licence=str(content["licence"]),
+                fingerprint=str(content["fingerprint"]),
+                files={str(name): int(size) for name, size in content["files"].items()},
+            )
+        except KeyError as error:
+            raise EngineDirectoryError(
+                f"{MANIFEST_FILE} lacks the key {error.args[0]!r}; build the engine directory again."
+            ) from None
+        except (TypeError, ValueError, AttributeError) as error:
+            raise EngineDirectoryError(
+                f"{MANIFEST_FILE} has a value of the wrong kind ({error}); build the engine directory again."
+            ) from None
+
+
+@dataclass(frozen=True)
+class EngineDirectory:
+    """A directory that passed every check which needs no engine library."""
+
+    path: Path
+    config: EngineConfig
+    manifest: Manifest
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of at most 100 MB.
+
+    :raises EngineDirectoryError: missing, too large, not JSON, or not an object; the sentence names the file.
+    """
+    try:
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise EngineDirectoryError(f"{path} has {size} bytes; want a JSON file of at most {MAX_JSON_BYTES}.")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise EngineDirectoryError(f"{path} cannot be read ({error.strerror}); check the path.") from None
+    except (ValueError, RecursionError) as error:
+        raise EngineDirectoryError(f"{path} is not valid JSON ({error}); write it again.") from None
+    if not isinstance(content, dict):
+        raise EngineDirectoryError(f"{path} holds {type(content).__name__}; want a JSON object.")
+    return content
+
+
+def open_engine_directory(path: Path | str) -> EngineDirectory:
+    """Read and check an engine directory: version, keys, and that every listed file is there at its full size.
+
+    :raises EngineDirectoryError: one sentence with the file, what was found and what was wanted.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        found = "a file" if path.exists() else "nothing"
+        raise EngineDirectoryError(f"{path} holds {found}; want an engine directory: make one with 'edgellm build'.")
+    if not (path / MANIFEST_FILE).is_file():
+        raise EngineDirectoryError(
+            f"{path} has no {MANIFEST_FILE}; want an engine directory: make one with 'edgellm build'."
+        )
+    manifest = Manifest.from_json(read_json(path / MANIFEST_FILE))
+    for name, size in manifest.files.items():
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise EngineDirectoryError(f"{MANIFEST_FILE} lists {name!r}; want names inside the engine directory.")
+        file = path / name
+        if not file.is_file():
+            raise EngineDirectoryError(f"{file} is missing; build the engine directory again.")
+        found_size = file.stat().st_size
+        if found_size != size:
+            raise EngineDirectoryError(
+                f"{file} has {found_size} bytes; the manifest wants {size}: build the engine directory again."
+            )
+    return EngineDirectory(path, EngineConfig.from_json(read_json(path / CONFIG_FILE)), manifest)

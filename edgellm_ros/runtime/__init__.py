@@ -1,0 +1,1 @@
+"""One model, many requests: what a rank does from prompt to tokens."""

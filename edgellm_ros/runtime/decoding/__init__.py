@@ -1,0 +1,1 @@
+"""Strategies that turn one engine step into tokens."""

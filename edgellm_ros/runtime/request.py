@@ -1,0 +1,210 @@
+"""What a caller asks and what it gets back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, Any
+
+from ..errors import RefusalCode, RequestError
+
+if TYPE_CHECKING:
+    from .streaming import StreamChannel
+
+MAX_BATCH = 16
+MAX_MESSAGES = 64
+MAX_MESSAGE_BYTES = 128 * 1024
+MAX_STOP_STRINGS = 16
+MAX_LOGIT_BIAS_ENTRIES = 1024
+MAX_LOGIT_BIAS = 100.0
+MAX_LOGPROBS = 50
+DEFAULT_SEED = 0xED6E5EED20260001
+
+
+class FinishReason(IntEnum):
+    """Why a sequence ended; values 0 to 5 are those of the official runtime."""
+
+    NOT_FINISHED = 0
+    END_ID = 1
+    LENGTH = 2
+    CANCELLED = 3
+    ERROR = 4
+    STOP_WORDS = 5
+    DEADLINE = 6
+
+    @property
+    def label(self) -> str:
+        """Lower-case name, as reports and JSON show it."""
+        return self.name.lower()
+
+
+class SpecialTokenPolicy(str, Enum):
+    """What control tokens written in user text mean."""
+
+    LITERAL = "literal"  # plain text
+    REJECT = "reject"  # the request is refused
+    ALLOW = "allow"  # they act as control tokens
+
+
+def _check(name: str, value: Any, low: float, high: float, *, integer: bool = False, above: bool = False) -> None:
+    """Refuse a number outside its range; ``above`` leaves the lower end out."""
+    kinds = (int,) if integer else (int, float)
+    ok = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+    if not ok or value < low or value > high or (above and value == low):
+        start = f"above {low}" if above else f"from {low}"
+        kind = "a whole number" if integer else "a number"
+        raise RequestError(f"{name} is {value!r}; want {kind} {start} to {high}.")
+
+
+@dataclass(frozen=True)
+class SamplingParameters:
+    """How one sequence picks its tokens. ``temperature`` 0 or ``top_k`` 1 is greedy; ``top_k`` 0 means no limit."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check("temperature", self.temperature, 0, 100)
+        _check("top_p", self.top_p, 0, 1, above=True)
+        _check("top_k", self.top_k, 0, 1 << 31, integer=True)
+        _check("min_p", self.min_p, 0, 1)
+        _check("repetition_penalty", self.repetition_penalty, 0, 100, above=True)
+        _check("presence_penalty", self.presence_penalty, -2, 2)
+        _check("frequency_penalty", self.frequency_penalty, -2, 2)
+
+    @property
+    def greedy(self) -> bool:
+        """True when the most likely token is always taken."""
+        return self.temperature == 0 or self.top_k == 1
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.role, str) or not self.role:
+            raise RequestError(f"message role is {self.role!r}; want a non-empty string such as 'user'.")
+        if not isinstance(self.content, str):
+            raise RequestError(f"message content is {type(self.content).__name__}; want a string.")
+        size = len(self.content.encode("utf-8", "replace"))
+        if size > MAX_MESSAGE_BYTES:
+            raise RequestError(
+                f"message content has {size} bytes; want at most {MAX_MESSAGE_BYTES}.", RefusalCode.INPUT_TOO_LONG
+            )
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sequence. Fields left at None take the batch's value."""
+
+    messages: tuple[Message, ...] = ()
+    sampling: SamplingParameters | None = None
+    max_generate_length: int | None = None
+    sampling_seed: int | None = None
+    stop_strings: tuple[str, ...] = ()
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "messages", tuple(self.messages))
+        object.__setattr__(self, "stop_strings", tuple(self.stop_strings))
+        if len(self.messages) > MAX_MESSAGES:
+            raise RequestError(f"a request has {len(self.messages)} messages; want at most {MAX_MESSAGES}.")
+        if len(self.stop_strings) > MAX_STOP_STRINGS:
+            raise RequestError(f"a request has {len(self.stop_strings)} stop strings; want at most {MAX_STOP_STRINGS}.")
+        for stop in self.stop_strings:
+            if not isinstance(stop, str) or not stop:
+                raise RequestError(f"a stop string is {stop!r}; want non-empty text.")
+        if self.max_generate_length is not None:
+            _check("max_generate_length", self.max_generate_length, 1, 1 << 31, integer=True)
+        if self.sampling_seed is not None:
+            _check("sampling_seed", self.sampling_seed, 0, (1 << 64) - 1, integer=True)
+        if len(self.logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
+            raise RequestError(f"logit_bias has {len(self.logit_bias)} entries; want at most {MAX_LOGIT_BIAS_ENTRIES}.")
+        for token, bias in self.logit_bias.items():
+            _check(f"logit_bias[{token}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+
+
+@dataclass
+class LLMGenerationRequest:
+    """A batch of sequences and what they share; per-item fields win over the batch's.
+
+    ``pre_tokenized_input_ids`` and ``formatted_requests`` are filled by ``LLMInferenceRuntime`` (or given: ids that
+    are given bypass template and tokenizer). ``deadline`` is seconds from the start of generation; 0 means none.
+    """
+
+    requests: Sequence[Request] = ()
+    sampling: SamplingParameters = field(default_factory=SamplingParameters)
+    max_generate_length: int = 256
+    sampling_seed: int | None = None
+    lora_weights_name: str = ""
+    save_system_prompt_kv_cache: bool = False
+    apply_chat_template: bool = True
+    add_generation_prompt: bool = True
+    enable_thinking: bool = False
+    special_tokens: SpecialTokenPolicy = SpecialTokenPolicy.LITERAL
+    skip_special_tokens: bool = True
+    num_logprobs: int = 0
+    deadline: float = 0.0
+    stream_channels: Sequence[StreamChannel | None] = ()
+    on_token_generated: Callable[[int, int, int, bool], None] | None = None  # token, original index, step, finished
+    pre_tokenized_input_ids: list[list[int]] = field(default_factory=list)
+    formatted_requests: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        _check("max_generate_length", self.max_generate_length, 1, 1 << 31, integer=True)
+        _check("num_logprobs", self.num_logprobs, 0, MAX_LOGPROBS, integer=True)
+        _check("deadline", self.deadline, 0, 86400)
+        if self.sampling_seed is not None:
+            _check("sampling_seed", self.sampling_seed, 0, (1 << 64) - 1, integer=True)
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """One candidate: its id, natural-log probability and the bytes it stands for."""
+
+    token_id: int
+    logprob: float
+    piece: bytes
+
+
+@dataclass(frozen=True)
+class SequenceTimes:
+    """Seconds on ``time.monotonic``'s clock; 0 where the sequence never got there."""
+
+    queued: float = 0.0
+    prefill_start: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+
+
+@dataclass
+class LLMGenerationResponse:
+    """Results by original index. ``output_ids`` are not trimmed by stop strings; ``output_texts`` are."""
+
+    output_ids: list[list[int]] = field(default_factory=list)
+    output_texts: list[str] = field(default_factory=list)
+    logprobs: list[list[list[TokenLogprob]]] = field(default_factory=list)
+    finish_reasons: list[FinishReason] = field(default_factory=list)
+    input_token_counts: list[int] = field(default_factory=list)
+    times: list[SequenceTimes] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)  # why, where a sequence ended in ERROR or DEADLINE
+
+    def clear(self) -> None:
+        """Forget the results of an earlier request."""
+        for values in (
+            self.output_ids, self.output_texts, self.logprobs, self.finish_reasons, self.input_token_counts,
+            self.times, self.messages,
+        ):  # fmt: skip
+            values.clear()
