@@ -1,0 +1,82 @@
+"""Sets up what every test process shares, before anything imports rclpy: its own ROS domain, log folder and profiles."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgellm_ros.resources import resource_path
+
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # a robot's test run may do without property tests
+    settings = None  # type: ignore[assignment,misc]
+
+# 1 to 101: the ports of higher domains lie in the range that Linux hands out to clients
+DOMAINS_PER_RUN = 10
+DOMAIN_BLOCKS = 10
+
+_log_folder = tempfile.mkdtemp(prefix="edgellm-test-log-")
+
+
+def _domain_id() -> int:
+    """A ROS domain for this test process: workers of one run differ for certain, runs side by side very likely."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    return 1 + zlib.crc32(run.encode()) % DOMAIN_BLOCKS * DOMAINS_PER_RUN + int(worker) % DOMAINS_PER_RUN
+
+
+def _set_ros_environment() -> None:
+    # The ament index of an environment made of wheels is its root; a sourced overlay stays in force.
+    os.environ.setdefault("AMENT_PREFIX_PATH", sys.prefix)
+    # Never the domain of the shell: tests must not talk to a robot.
+    os.environ["ROS_DOMAIN_ID"] = str(_domain_id())
+    os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
+    os.environ["ROS_LOCALHOST_ONLY"] = "1" if os.environ.get("ROS_DISTRO") == "humble" else "0"
+    os.environ["ROS_LOG_DIR"] = _log_folder
+    profile = str(resource_path("config/fastdds_shared_memory.xml"))
+    for variable in ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE"):
+        os.environ.setdefault(variable, profile)
+
+
+def _register_hypothesis_profiles() -> None:
+    if settings is None:
+        return
+    # No deadline: the machine is shared, and a slow example is no failure.
+    slow_to_start = [HealthCheck.too_slow]
+    settings.register_profile("quick", max_examples=50, deadline=None, suppress_health_check=slow_to_start)
+    settings.register_profile("thorough", max_examples=500, deadline=None, suppress_health_check=slow_to_start)
+    settings.load_profile("quick")
+
+
+_set_ros_environment()
+_register_hypothesis_profiles()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _remove_log_folder() -> Iterator[None]:
+    yield
+    shutil.rmtree(_log_folder, ignore_errors=True)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Where make set everything up, a test that skips for a missing package is a failure."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    if report.skipped and os.environ.get("EDGELLM_COMPLETE_ENVIRONMENT") and "could not import" in str(report.longrepr):
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} skipped in an environment that make set up: {report.longrepr}"
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The folder that holds setup.py and README.md."""
+    return Path(__file__).resolve().parent.parent
