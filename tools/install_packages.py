@@ -39,7 +39,16 @@ def main(what: str, arguments: list[str]) -> int:
     collected: set[str] = set()
     lines: list[str] = []
     print(f"Installing {what}", flush=True)
-    command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--disable-pip-version-check",
+        "--progress-bar",
+        "off",
+        *arguments,
+    ]
     with (
         log_path.open("a", encoding="utf-8") as log,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as pip,
