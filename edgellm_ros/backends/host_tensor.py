@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,16 @@ from ..errors import MisuseError
 from .base import DataType, Tensor
 
 ALIGNMENT = 64  # bytes; one cache line and one AVX-512 register
+_MAPPED_FROM = 2**18  # bytes; from here on memory comes from the system page by page
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """Zeroed, C-contiguous, 64-byte aligned memory whose untouched pages cost nothing."""
     size = math.prod(shape) * dtype.itemsize
+    if size >= _MAPPED_FROM:
+        # NumPy asks for huge pages from 4 MiB on; then the first position of each head of a cache would cost 2 MiB.
+        mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return np.frombuffer(mapped, dtype=dtype).reshape(shape)
     block = np.zeros(size + ALIGNMENT, dtype=np.uint8)
     start = -block.ctypes.data % ALIGNMENT
     return block[start : start + size].view(dtype).reshape(shape)
@@ -24,11 +30,12 @@ def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
 class HostTensor:
     """A ``Tensor`` over a C-contiguous NumPy array; work has always finished, so ``numpy`` never waits."""
 
-    __slots__ = ("_dtype", "array")
+    __slots__ = ("__weakref__", "_dtype", "_owner", "array")
 
-    def __init__(self, array: np.ndarray, dtype: DataType) -> None:
+    def __init__(self, array: np.ndarray, dtype: DataType, owner: HostTensor | None = None) -> None:
         self.array = array
         self._dtype = dtype
+        self._owner = owner  # keeps the tensor alive that this one is a view of
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,7 +63,7 @@ class HostTensor:
         count = math.prod(shape)
         if count > self.array.size or min(shape, default=0) < 0:
             raise ValueError(f"a prefix of shape {shape} was asked of a tensor of shape {self.shape}; want one inside.")
-        return HostTensor(self.array.reshape(-1)[:count].reshape(shape), self._dtype)
+        return HostTensor(self.array.reshape(-1)[:count].reshape(shape), self._dtype, self)
 
     def write(self, values: np.ndarray) -> None:
         """Copy ``values`` in.
