@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..runtime.streaming import StreamChannel
 
 MEMORY_FILE = Path("/proc/meminfo")
+MAX_BATCH_SIZE = 1  # the prompt topic runs one request at a time
 CLOSE_TIMEOUT = 1.0  # s that a running step has to end
 
 
@@ -84,9 +85,10 @@ class EngineHost:
             with ExitStack() as undo:
                 undo.callback(runtime.close)
                 if settings.engine.warmup:
-                    runtime.warm_up()
+                    runtime.warm_up(MAX_BATCH_SIZE)
                 engine = RequestEngine(
-                    runtime, RequestEngineConfig(max_batch_size=1, step_timeout=settings.engine.step_timeout)
+                    runtime,
+                    RequestEngineConfig(max_batch_size=MAX_BATCH_SIZE, step_timeout=settings.engine.step_timeout),
                 )
                 undo.pop_all()
             facts = EngineFacts(
