@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,16 @@ from ..errors import MisuseError
 from .base import DataType, Tensor
 
 ALIGNMENT = 64  # bytes; one cache line and one AVX-512 register
+_MAPPED_FROM = 2**18  # bytes; from here on memory comes from the system page by page
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """Zeroed, C-contiguous, 64-byte aligned memory whose untouched pages cost nothing."""
     size = math.prod(shape) * dtype.itemsize
+    if size >= _MAPPED_FROM:
+        # NumPy asks for huge pages from 4 MiB on; then the first position of each head of a cache would cost 2 MiB.
+        mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return np.frombuffer(mapped, dtype=dtype).reshape(shape)
     block = np.zeros(size + ALIGNMENT, dtype=np.uint8)
     start = -block.ctypes.data % ALIGNMENT
     return block[start : start + size].view(dtype).reshape(shape)
