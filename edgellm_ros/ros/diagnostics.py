@@ -55,43 +55,47 @@ def diagnostic_statuses(facts: DiagnosticFacts) -> list[DiagnosticStatus]:
     """Messages for one array."""
     hardware_id = facts.engine.fingerprint if facts.engine else ""
 
-    def status(name: str, level: Level, message: str, **values: object) -> DiagnosticStatus:
+    def status(name: str, outcome: tuple[Level, str], values: Mapping[str, object]) -> DiagnosticStatus:
         pairs = [(key, value_text(value)) for key, value in values.items()]
-        return diagnostic_status(level, f"{facts.node_name}: {name}", message, hardware_id, pairs)
+        return diagnostic_status(outcome[0], f"{facts.node_name}: {name}", outcome[1], hardware_id, pairs)
 
     return [
-        status("engine", *_engine(facts), **_engine_values(facts)),
-        status("requests", *_requests(facts), **_request_values(facts)),
+        status("engine", (facts.level, facts.sentence), _engine_values(facts)),
+        status("requests", _requests(facts), _request_values(facts)),
         status(
             "input prompt",
-            *_topic(facts, facts.prompt_topic, f"{facts.prompt_publishers} publishers"),
-            topic=facts.prompt_topic,
-            publishers=facts.prompt_publishers,
-            received=facts.counters.received,
+            _topic(facts, facts.prompt_topic, f"{facts.prompt_publishers} publishers"),
+            {
+                "topic": facts.prompt_topic,
+                "publishers": facts.prompt_publishers,
+                "received": facts.counters.received,
+            },
         ),
         status(
             "output response",
-            *_topic(facts, facts.response_topic, f"{facts.response_subscribers} subscribers"),
-            topic=facts.response_topic,
-            subscribers=facts.response_subscribers,
-            delta_subscribers=facts.delta_subscribers,
-            deltas=facts.counters.deltas,
-            stream_mismatches=facts.counters.stream_mismatches,
-            unpublished=facts.counters.unpublished,
+            _topic(facts, facts.response_topic, f"{facts.response_subscribers} subscribers"),
+            {
+                "topic": facts.response_topic,
+                "subscribers": facts.response_subscribers,
+                "delta_subscribers": facts.delta_subscribers,
+                "deltas": facts.counters.deltas,
+                "stream_mismatches": facts.counters.stream_mismatches,
+                "unpublished": facts.counters.unpublished,
+            },
         ),
-        status("memory", *_memory_line(), **_memory_values(facts)),
-        status(
-            "device",
-            Level.WARN if facts.profile_warning else Level.OK,
-            facts.profile_warning or (f"{facts.engine.threads} threads" if facts.engine else "no engine"),
-            backend=facts.engine.backend if facts.engine else None,
-            threads=facts.engine.threads if facts.engine else None,
-        ),
+        status("memory", _memory_line(), _memory_values(facts)),
+        status("device", _device(facts), _device_values(facts)),
     ]
 
 
-def _engine(facts: DiagnosticFacts) -> tuple[Level, str]:
-    return facts.level, facts.sentence
+def _device(facts: DiagnosticFacts) -> tuple[Level, str]:
+    if facts.profile_warning:
+        return Level.WARN, facts.profile_warning
+    return Level.OK, f"{facts.engine.threads} threads" if facts.engine else "no engine"
+
+
+def _device_values(facts: DiagnosticFacts) -> dict[str, object]:
+    return {"backend": facts.engine.backend, "threads": facts.engine.threads} if facts.engine else {}
 
 
 def _engine_values(facts: DiagnosticFacts) -> dict[str, object]:

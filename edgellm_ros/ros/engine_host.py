@@ -56,7 +56,9 @@ class EngineFacts:
 class EngineHost:
     """Owns a runtime and the ``RequestEngine`` whose thread drives it. ``submit`` may be called from any thread."""
 
-    def __init__(self, runtime: LLMInferenceRuntime, engine: RequestEngine, facts: EngineFacts, rest: ExitStack) -> None:
+    def __init__(
+        self, runtime: LLMInferenceRuntime, engine: RequestEngine, facts: EngineFacts, rest: ExitStack
+    ) -> None:
         self._runtime = runtime
         self._engine = engine
         self._rest = rest
@@ -136,13 +138,13 @@ def _directory(engine: EngineSettings, fake: FakeSettings, stack: ExitStack) -> 
         raise EngineDirectoryError(
             "engine.directory is empty; want an engine directory: make one with 'edgellm build' and set the parameter."
         )
-    from ..backends.fake import FakeMode, FakeScript, write_fake_engine_directory
+    from ..backends.fake import FakeMode, FakeScript, Fault, write_fake_engine_directory
 
     script = FakeScript(
         answers=(fake.answer or " ",),
         mode=FakeMode.SCRIPTED if fake.answer else FakeMode.ECHO,
         step_latency=fake.step_latency,
-        fault=fake.fault,
+        fault=Fault(fake.fault),
         fault_step=fake.fault_step,
     )
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edgellm-fake-", ignore_cleanup_errors=True))

@@ -29,8 +29,7 @@ from .publishers import Publishers, reliable
 from .qos_events import QosWatch
 from .requests import PromptBridge
 
-_Return = TransitionCallbackReturn
-_Callback = Callable[["EdgeLLMNode", LifecycleState], _Return]
+_Callback = Callable[["EdgeLLMNode", LifecycleState], TransitionCallbackReturn]
 
 CANCELLED = Refusal(RefusalCode.CANCELLED, "The request was cancelled.")
 DISABLED = Refusal(RefusalCode.DISABLED, "The node is paused; call its service enable with true.")
@@ -39,12 +38,12 @@ SHUT_DOWN = Refusal(RefusalCode.SHUTTING_DOWN, "The node is shutting down.")
 FAILED = Refusal(RefusalCode.NOT_ACTIVE, "The node stopped after a transition that failed.")
 
 
-def _transition(on_exception: _Return) -> Callable[[_Callback], _Callback]:
+def _transition(on_exception: TransitionCallbackReturn) -> Callable[[_Callback], _Callback]:
     """Make a transition tell why it failed; rclpy itself drops the exception without a word."""
 
     def wrap(callback: _Callback) -> _Callback:
         @functools.wraps(callback)
-        def wrapped(self: EdgeLLMNode, state: LifecycleState) -> _Return:
+        def wrapped(self: EdgeLLMNode, state: LifecycleState) -> TransitionCallbackReturn:
             name = callback.__name__.removeprefix("on_")
             try:
                 result = callback(self, state)
@@ -61,7 +60,7 @@ def _transition(on_exception: _Return) -> Callable[[_Callback], _Callback]:
     return wrap
 
 
-class EdgeLLMNode(LifecycleNode):
+class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
     """One engine behind ``prompt`` and ``response``."""
 
     def __init__(self, node_name: str = "edgellm", **options: Any) -> None:
@@ -76,15 +75,15 @@ class EdgeLLMNode(LifecycleNode):
         self.counters = Counters()
         self.history = ConversationHistory()
         self.qos = QosWatch(lambda topic, sentence: self.warn(f"qos {topic}", sentence))
-        self.publishers = Publishers(self, self.counters, self.qos)
+        self.outputs = Publishers(self, self.counters, self.qos)
         self.bridge = PromptBridge(
-            self.publishers, self.counters, self.history, lambda refusal: self.warn(refusal.code.value, refusal.message)
+            self.outputs, self.counters, self.history, lambda refusal: self.warn(refusal.code.value, refusal.message)
         )
         self.monitor = Monitor(
             self,
             self.state,
             self.parameters,
-            self.publishers,
+            self.outputs,
             self.bridge,
             self.counters,
             self.history,
@@ -119,9 +118,7 @@ class EdgeLLMNode(LifecycleNode):
     def _tell_what_was_found(self) -> None:
         """Say at start what will not work as somebody may expect."""
         middleware = rclpy.get_rmw_implementation_identifier()
-        self.state.profile_warning = (
-            profile_warning(os.environ, middleware, profile=resource_path(PROFILE_NAME)) or ""
-        )
+        self.state.profile_warning = profile_warning(os.environ, middleware, profile=resource_path(PROFILE_NAME)) or ""
         for sentence in (*self.parameters.unknown_overrides(), self.state.profile_warning):
             if sentence:
                 self.get_logger().warning(sentence)
@@ -182,50 +179,50 @@ class EdgeLLMNode(LifecycleNode):
 
     # -- transitions -------------------------------------------------------------------------------------------
 
-    @_transition(_Return.FAILURE)
-    def on_configure(self, state: LifecycleState) -> _Return:
+    @_transition(TransitionCallbackReturn.FAILURE)
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Load the engine and warm it up."""
         settings = self.parameters.settings()
         self.monitor.say(f"Loading {settings.engine.directory or 'the fake engine'}.")
         host = self.state.host = EngineHost.load(settings)
         self.get_logger().info(f"Loaded {host.facts.summary} in {host.facts.load_time:.2f} s; text only.")
-        return _Return.SUCCESS
+        return TransitionCallbackReturn.SUCCESS
 
-    @_transition(_Return.FAILURE)
-    def on_activate(self, state: LifecycleState) -> _Return:
+    @_transition(TransitionCallbackReturn.FAILURE)
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Start to answer prompts."""
         if self.state.host is None:
             raise MisuseError("no engine is loaded; clean up and configure the node.")
         self.bridge.start(self.state.host)
-        return _Return.SUCCESS
+        return TransitionCallbackReturn.SUCCESS
 
-    @_transition(_Return.ERROR)
-    def on_deactivate(self, state: LifecycleState) -> _Return:
+    @_transition(TransitionCallbackReturn.ERROR)
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """End every request with a reason and stop answering."""
         self.bridge.stop(DEACTIVATED)
-        return _Return.SUCCESS
+        return TransitionCallbackReturn.SUCCESS
 
-    @_transition(_Return.ERROR)
-    def on_cleanup(self, state: LifecycleState) -> _Return:
+    @_transition(TransitionCallbackReturn.ERROR)
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Free the engine."""
         self._free_engine()
-        return _Return.SUCCESS
+        return TransitionCallbackReturn.SUCCESS
 
-    @_transition(_Return.FAILURE)
-    def on_shutdown(self, state: LifecycleState) -> _Return:
+    @_transition(TransitionCallbackReturn.FAILURE)
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
         """End every request and free the engine, from any state."""
         self.bridge.stop(SHUT_DOWN)
         self._free_engine()
-        return _Return.SUCCESS
+        return TransitionCallbackReturn.SUCCESS
 
-    @_transition(_Return.SUCCESS)
-    def on_error(self, state: LifecycleState) -> _Return:
+    @_transition(TransitionCallbackReturn.SUCCESS)
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Give back what can be given back, so that the node can be configured again."""
         try:
             self.bridge.stop(FAILED)
         finally:
             self._free_engine()
-        return _Return.SUCCESS
+        return TransitionCallbackReturn.SUCCESS
 
     def _free_engine(self) -> None:
         host, self.state.host = self.state.host, None

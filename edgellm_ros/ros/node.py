@@ -94,7 +94,7 @@ def shut_down(node: Any) -> None:
     """End what runs, tell about it, and bring the node to its last state."""
     if node.parameters.lifecycle() in ("unconfigured", "inactive", "active"):
         node.trigger_shutdown()
-    node.publishers.flush(0.2)
+    node.outputs.flush(0.2)
 
 
 if __name__ == "__main__":

@@ -101,22 +101,22 @@ class ParameterDefinition:
         }
         if not isinstance(value, kinds[self.type]) or (isinstance(value, bool) != (self.type is ParameterType.BOOL)):
             raise self._refusal(f"{value!r} of type {type(value).__name__}", self.type.wanted)
-        if self.type is ParameterType.DOUBLE:
-            value = float(value)
         if isinstance(value, int | float) and not isinstance(value, bool):
             self._check_number(value)
+            return float(value) if self.type is ParameterType.DOUBLE else value
         if isinstance(value, str):
             if self.choices and value not in self.choices:
                 raise self._refusal(repr(value), f"one of {self.range_text}")
             size = len(value.encode("utf-8", "replace"))
             if self.max_bytes is not None and size > self.max_bytes:
                 raise self._refusal(f"{size} bytes long", f"at most {self.max_bytes} bytes")
-        return value  # type: ignore[no-any-return]
+            return value
+        return bool(value)
 
     def _convert_array(self, value: Any) -> tuple[str, ...]:
         # ROS hands an empty list over as an array of another type or as "not set".
         items: Sequence[Any] = () if value is None else value
-        if isinstance(items, str | bytes) or not isinstance(items, Sequence) and not hasattr(items, "__len__"):
+        if isinstance(items, str | bytes) or not hasattr(items, "__len__"):
             raise self._refusal(f"{value!r} of type {type(value).__name__}", self.type.wanted)
         items = tuple(items)
         for item in items:
@@ -213,7 +213,7 @@ def read_schema(text: str) -> ParameterSchema:
     :raises ValueError: an unknown key or validator, or a default outside its own limits.
     """
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return ParameterSchema(tuple(_flatten("", yaml.load(text, loader)[ROOT])))  # noqa: S506 (a safe loader)
+    return ParameterSchema(tuple(_flatten("", yaml.load(text, loader)[ROOT])))
 
 
 @functools.cache

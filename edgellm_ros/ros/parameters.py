@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
@@ -146,15 +146,15 @@ class Settings:
 
 
 @functools.cache
-def _hints(group: type) -> dict[str, Any]:
+def _hints(group: Any) -> dict[str, Any]:
     return get_type_hints(group)
 
 
-def _build(group: type[_Group], prefix: str, values: Mapping[str, Value]) -> _Group:
-    arguments = {
-        name: _build(kind, f"{prefix}{name}.", values) if dataclasses.is_dataclass(kind) else values[f"{prefix}{name}"]
-        for name, kind in _hints(group).items()
-    }
+def _build(group: Callable[..., _Group], prefix: str, values: Mapping[str, Value]) -> _Group:
+    arguments: dict[str, Any] = {}
+    for name, kind in _hints(group).items():
+        nested = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+        arguments[name] = _build(kind, f"{prefix}{name}.", values) if nested else values[f"{prefix}{name}"]
     return group(**arguments)
 
 

@@ -25,7 +25,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds; None where the request never got there. All but ``time_to_first_token`` start when the prompt arrived."""
+    """Seconds; None where the request never got there. All but ``time_to_first_token`` count from the arrival."""
 
     queued: float | None = None  # until the engine began with the prompt
     time_to_first_token: float | None = None  # the engine's own: from the start of its work
@@ -73,7 +73,9 @@ class Report:
         """The end in one sentence."""
         if self.refusal is not None:
             return self.refusal.message
-        return f"Answered with {self.completion_tokens} tokens in {self.timings.total:.2f} s ({self.finish_reason.label})."
+        return (
+            f"Answered with {self.completion_tokens} tokens in {self.timings.total:.2f} s ({self.finish_reason.label})."
+        )
 
     def pairs(self) -> list[tuple[str, str]]:
         """Keys and values in a fixed order; a value that does not exist is empty, ``setting.*`` keys come last."""
