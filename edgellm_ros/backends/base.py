@@ -200,7 +200,7 @@ class Sampler(Protocol):
     def move_row(self, source: int, destination: int) -> None: ...
 
     def set_mask(self, row: int, allowed: np.ndarray | None) -> None:
-        """Restrict the next draw of a row to a bit mask, int32 [ceil(V/32)]; None lifts it."""
+        """Restrict a row's draws to a bit mask, int32 [ceil(V/32)], until another; None or ``set_row`` lifts it."""
         ...
 
     def sample(self, logits: Tensor, rows: Sequence[int], token_ids: Tensor) -> None:
@@ -233,7 +233,7 @@ class Backend(Protocol):
     def name(self) -> str: ...
 
     def open_engine(self, path: Path, *, cache_layout: CacheLayout | None = None) -> Engine:
-        """Load a graph and probe it.
+        """Load the graph at ``path`` (or that of an engine directory) and probe it.
 
         :raises BackendError: it does not load, or its probe shows numbers this runtime cannot rely on.
         """
@@ -247,12 +247,12 @@ class Backend(Protocol):
 
     def allocate_sampler(self, rows: int, vocab_size: int) -> Sampler: ...
 
-    def open_embeddings(self, path: Path) -> EmbeddingTable:
-        """Map the ``embedding`` tensor [V,D] of a safetensors file (device memory on a GPU)."""
+    def open_embeddings(self, path: Path, *, scale: float = 1.0) -> EmbeddingTable:
+        """Map the ``embedding`` tensor [V,D] of a safetensors file (device memory on a GPU); read times ``scale``."""
         ...
 
     def gather_embeddings(self, table: EmbeddingTable, token_ids: Tensor, out: Tensor) -> None:
-        """out[B,S,D] = scale * table[token_ids[B,S]]."""
+        """out[B,S,D] = scale * table[token_ids[B,S]]; ids outside the vocabulary give zeros."""
         ...
 
     def rope_tables(self, rope: RopeKind, positions: Tensor, cosine: Tensor, sine: Tensor) -> None:

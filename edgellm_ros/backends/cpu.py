@@ -1,0 +1,53 @@
+"""The CPU backend: ONNX Runtime sessions over host memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import BackendError
+from .base import CacheLayout
+from .cpu_engine import CPUEngine
+from .cpu_kv_cache import CPUKVCache
+from .cpu_probe import probe
+from .cpu_threads import physical_cores
+from .host_backend import HostBackend
+
+
+class CPUBackend(HostBackend):
+    """``threads`` for the engines' own work; 0 takes the physical cores that this process may use."""
+
+    def __init__(self, threads: int = 0) -> None:
+        super().__init__()
+        self.threads = threads or physical_cores()
+
+    @property
+    def name(self) -> str:
+        """``onnxruntime``."""
+        return "onnxruntime"
+
+    def open_engine(self, path: Path, *, cache_layout: CacheLayout | None = None) -> CPUEngine:
+        """Load ``llm.onnx`` (or another graph) and probe it.
+
+        :raises BackendError: it does not load, its caches are not ``cache_layout``, or its probe shows numbers that
+            this runtime cannot rely on.
+        """
+        self._check_open()
+        engine = CPUEngine(Path(path), self.threads)
+        if cache_layout is not None and cache_layout != engine.cache_layout:
+            raise BackendError(
+                f"{path} has caches {engine.cache_layout}; config.json wants {cache_layout}: "
+                "build the engine directory again."
+            )
+        engine.capabilities = probe(engine)
+        self._engines.append(engine)
+        return engine
+
+    def allocate_kv_cache(self, layout: CacheLayout, rows: int, capacity: int) -> CPUKVCache:
+        """Zeroed caches.
+
+        :raises BackendError: an element type that this backend has not, or not enough memory.
+        """
+        self._check_open()
+        cache = CPUKVCache(layout, rows, capacity)
+        self._bytes["caches"] += cache.nbytes
+        return cache

@@ -1,0 +1,227 @@
+"""An ONNX Runtime session behind the seam: named tensors bound by address, caches written in place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+
+from ..engine_format import GRAPH_FILE
+from ..errors import BackendError, MisuseError
+from .base import CacheLayout, DataType, EngineCapabilities, KVCache, Tensor, TensorSpec
+from .cpu_kv_cache import CPUKVCache
+from .host_tensor import HostTensor, host_tensor
+
+_TYPES = {
+    "tensor(float)": DataType.FLOAT32,
+    "tensor(float16)": DataType.FLOAT16,
+    "tensor(bfloat16)": DataType.BFLOAT16,
+    "tensor(int64)": DataType.INT64,
+    "tensor(uint64)": DataType.UINT64,
+    "tensor(int32)": DataType.INT32,
+    "tensor(int8)": DataType.INT8,
+    "tensor(uint8)": DataType.UINT8,
+    "tensor(bool)": DataType.BOOL,
+}
+_ONNX_BFLOAT16 = 16
+_CACHE_NAME = re.compile(r"(?:past|present)_(key|value)_(\d+)")
+_MOST_BINDINGS = 64  # shapes whose bindings are kept; a decode step uses one for each batch size
+
+
+def _cache_slot(name: str) -> int | None:
+    """Place of a cache tensor: keys of layer i at 2i, values at 2i + 1; None for another tensor."""
+    match = _CACHE_NAME.fullmatch(name)
+    return None if match is None else 2 * int(match[2]) + (match[1] == "value")
+
+
+class CPUEngine:
+    """One session. Bindings are made once for each set of shapes and first row: a step costs little beyond the run."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        if path.is_dir():
+            path = path / GRAPH_FILE
+        self._path = path
+        self._session = _open_session(path, threads)
+        self._run_options = onnxruntime.RunOptions()
+        self._bound: dict[str, HostTensor] = {}
+        self._cache: CPUKVCache | None = None
+        self._bindings: dict[object, Any] = {}
+        self._inputs: dict[str, TensorSpec] = {}
+        self._outputs: dict[str, TensorSpec] = {}
+        past: dict[int, TensorSpec] = {}
+        present: dict[int, TensorSpec] = {}
+        for nodes, plain, caches in (
+            (self._session.get_inputs(), self._inputs, past),
+            (self._session.get_outputs(), self._outputs, present),
+        ):
+            for node in nodes:
+                spec = _spec(path, node)
+                slot = _cache_slot(spec.name)
+                if slot is None:
+                    plain[spec.name] = spec
+                else:
+                    caches[slot] = spec
+        if set(past) != set(range(len(past))) or set(present) != set(past) or len(past) % 2:
+            raise BackendError(
+                f"{path} has {len(past)} past and {len(present)} present cache tensors; "
+                "want past_key_i, past_value_i, present_key_i and present_value_i for every layer."
+            )
+        self._past_names = [past[slot].name for slot in range(len(past))]
+        self._present_names = [present[slot].name for slot in range(len(past))]
+        self._layout = _layout(path, [past[slot] for slot in range(len(past))])
+        self.capabilities = EngineCapabilities(ragged_chunks=False, interval_mask=False, capture=True)
+
+    @property
+    def inputs(self) -> Mapping[str, TensorSpec]:
+        """Inputs by name, caches left out."""
+        return self._inputs
+
+    @property
+    def outputs(self) -> Mapping[str, TensorSpec]:
+        """Outputs by name, caches left out."""
+        return self._outputs
+
+    @property
+    def cache_layout(self) -> CacheLayout:
+        """What its caches must hold, read from the graph."""
+        return self._layout
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What the builder noted in the graph."""
+        return dict(self._session.get_modelmeta().custom_metadata_map)
+
+    def bind(self, name: str, tensor: Tensor) -> None:
+        """:raises ValueError: unknown name or another element type."""
+        spec = self._inputs.get(name) or self._outputs.get(name)
+        if spec is None:
+            raise ValueError(f"{name!r} is no tensor of {self._path}; want one of {[*self._inputs, *self._outputs]}.")
+        if tensor.dtype is not spec.dtype:
+            raise ValueError(f"{name!r} was bound to {tensor.dtype.value}; want {spec.dtype.value}.")
+        self._bound[name] = host_tensor(tensor)
+        self._bindings.clear()
+
+    def bind_cache(self, cache: KVCache) -> None:
+        """Use these caches, in place.
+
+        :raises MisuseError: they belong to another backend or model.
+        """
+        if not isinstance(cache, CPUKVCache) or cache.layout != self._layout:
+            raise MisuseError(f"a cache of another backend or model was given to {self._path}; want {self._layout}.")
+        self._cache = cache
+        self._bindings.clear()
+
+    def unbind(self) -> None:
+        """Let go of every tensor and cache."""
+        self._bound.clear()
+        self._bindings.clear()
+        self._cache = None
+
+    def run(self, shapes: Mapping[str, tuple[int, ...]], first_row: int = 0) -> None:
+        """Run once; returns when it is done.
+
+        :raises BackendError: a tensor is not bound or too small, or ONNX Runtime refused or failed.
+        """
+        key = (first_row, *shapes.items())
+        binding = self._bindings.get(key)
+        if binding is None:
+            binding = self._make_binding(shapes, first_row)
+            if len(self._bindings) >= _MOST_BINDINGS:
+                self._bindings.pop(next(iter(self._bindings)))
+            self._bindings[key] = binding
+        try:
+            self._session.run_with_iobinding(binding, self._run_options)
+        except Exception as error:  # ONNX Runtime's exceptions share no base but this
+            raise BackendError(f"ONNX Runtime failed while running {self._path}: {_first_line(error)}") from error
+
+    def _make_binding(self, shapes: Mapping[str, tuple[int, ...]], first_row: int) -> Any:
+        if self._session is None:
+            raise BackendError(f"the engine {self._path} is closed; open a new one.")
+        missing = [name for name in self._inputs if name not in self._bound or name not in shapes]
+        if missing:
+            raise BackendError(f"{missing[0]!r} is not bound or has no shape; bind every input and give its shape.")
+        binding = self._session.io_binding()
+        for name, shape in shapes.items():
+            spec = self._inputs.get(name) or self._outputs.get(name)
+            tensor = self._bound.get(name)
+            if spec is None or tensor is None:
+                raise BackendError(f"{name!r} was given a shape but is not bound; want a bound tensor of {self._path}.")
+            fits = len(shape) == len(spec.shape) and all(
+                want in (-1, have) for want, have in zip(spec.shape, shape, strict=True)
+            )
+            if not fits:
+                raise BackendError(f"{name!r} was run with shape {tuple(shape)}; want {spec.shape}.")
+            try:
+                address = tensor.prefix(tuple(shape)).address
+            except ValueError as error:
+                raise BackendError(f"{name!r}: {error}") from None
+            bind = binding.bind_input if name in self._inputs else binding.bind_output
+            element = _ONNX_BFLOAT16 if spec.dtype is DataType.BFLOAT16 else spec.dtype.numpy.type
+            bind(name, "cpu", 0, element, list(shape), address)
+        if self._past_names:
+            self._bind_caches(binding, shapes, first_row)
+        return binding
+
+    def _bind_caches(self, binding: Any, shapes: Mapping[str, tuple[int, ...]], first_row: int) -> None:
+        cache = self._cache
+        if cache is None:
+            raise MisuseError(f"{self._path} has no cache; call bind_cache first.")
+        batch = next(iter(shapes.values()))[0]
+        if first_row < 0 or first_row + batch > cache.rows:
+            raise BackendError(f"rows {first_row}..{first_row + batch} were run; the cache has {cache.rows}.")
+        element = cache.dtype.numpy.type
+        for past, present, array in zip(self._past_names, self._present_names, cache.arrays, strict=True):
+            rows = array[first_row : first_row + batch]
+            address = int(rows.ctypes.data)
+            binding.bind_input(past, "cpu", 0, element, list(rows.shape), address)
+            binding.bind_output(present, "cpu", 0, element, list(rows.shape), address)
+
+    def close(self) -> None:
+        """End a run under way in another thread and let go of everything; a second call does nothing."""
+        self._run_options.terminate = True
+        self.unbind()
+
+
+def _open_session(path: Path, threads: int) -> Any:
+    if not path.is_file():
+        raise BackendError(f"{path} is missing; build the engine directory again.")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 3  # errors come as exceptions; warnings would go to the console of a robot
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's exceptions share no base but this
+        raise BackendError(
+            f"{path} does not load in onnxruntime {onnxruntime.__version__}: {_first_line(error)}"
+        ) from error
+
+
+def _spec(path: Path, node: Any) -> TensorSpec:
+    if node.type not in _TYPES:
+        raise BackendError(f"{path}: {node.name!r} is {node.type}; want one of {', '.join(_TYPES)}.")
+    return TensorSpec(node.name, _TYPES[node.type], tuple(d if isinstance(d, int) else -1 for d in node.shape))
+
+
+def _layout(path: Path, past: list[TensorSpec]) -> CacheLayout:
+    layers = []
+    for keys, values in zip(past[::2], past[1::2], strict=True):
+        shape = keys.shape
+        if (
+            keys.shape != values.shape
+            or keys.dtype is not values.dtype
+            or len(shape) != 4
+            or -1 in (shape[1], shape[3])
+        ):
+            raise BackendError(f"{path}: {keys.name!r} has shape {shape}; want [batch, heads, capacity, head size].")
+        layers.append((shape[1], shape[3]))
+    return CacheLayout(tuple(layers), past[0].dtype if past else DataType.FLOAT32)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__

@@ -1,0 +1,211 @@
+"""What a loaded engine can really do, found by running it on a few invented tokens.
+
+The same five tokens are run at once, then in two ragged chunks behind one another and behind another row. Whatever
+the graph or the library gets wrong there (an ignored ``past_length``, padding that leaks, a cache that is not written
+in place) changes the last logits about as much as another context does, and that is the yardstick.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+
+from ..errors import BackendError
+from .base import DataType, EngineCapabilities
+from .cpu_engine import CPUEngine
+from .cpu_kv_cache import CPUKVCache
+from .host_tensor import HostTensor, aligned_zeros
+from .onnx_bytes import FLOAT, INT32, one_node_model
+
+WINDOW_KEYS = "sliding_window"  # graph metadata: how many keys, itself included, a query of a windowed layer sees
+WINDOW_ATTRIBUTE = "local_window_size"  # graph metadata: the attribute that was written for it
+_CAPACITY = 16
+_LANGUAGE_INPUTS = ("inputs_embeds", "past_length", "last_token_index")
+_SHARE = 0.2  # of the difference that another context makes
+_ROUNDING = 1e-4  # of the size of the logits
+
+
+def probe(engine: CPUEngine) -> EngineCapabilities:
+    """Run the engine and say what it can do.
+
+    :raises BackendError: its numbers cannot be relied on.
+    """
+    details = {"onnxruntime": str(onnxruntime.__version__)}
+    window = _probe_window(engine, details)
+    ragged = False
+    if all(name in engine.inputs for name in _LANGUAGE_INPUTS) and "logits" in engine.outputs:
+        ragged = _LanguageProbe(engine).run(details)
+    return EngineCapabilities(
+        ragged_chunks=ragged,
+        interval_mask="attend_start" in engine.inputs and "attend_end" in engine.inputs,
+        tree_mask="tree_mask" in engine.inputs,
+        capture=True,
+        cache_dtypes=(engine.cache_layout.dtype,),
+        window=window,
+        details=details,
+    )
+
+
+class _LanguageProbe:
+    """Five tokens in two contexts, and the tensors to run them with."""
+
+    def __init__(self, engine: CPUEngine) -> None:
+        self._engine = engine
+        random = np.random.default_rng(7)
+        width = engine.inputs["inputs_embeds"].shape[2]
+        self._tokens = random.normal(0.0, 1.0, (2, 5, width)).astype(np.float32)
+        self._tokens[1, 4] = self._tokens[0, 4]  # the last token is the same, what stands before it is not
+        self._noise = random.normal(0.0, 1.0, width).astype(np.float32)
+        self._ragged_input = "query_length" in engine.inputs
+
+    def run(self, details: dict[str, str]) -> bool:
+        """True when rows of one call may hold different numbers of positions.
+
+        :raises BackendError: not even one row's chunks give what they give together.
+        """
+        engine = self._engine
+        try:
+            whole = self._last_logits([[(0, 0, 5), (1, 0, 5)]])
+            if not np.isfinite(whole).all():
+                raise BackendError("its logits are not finite")
+            size = float(np.linalg.norm(whole[0]))
+            allowed = max(_SHARE * float(np.linalg.norm(whole[0] - whole[1])), _ROUNDING * size)
+            if self._ragged_input:
+                parts = self._last_logits([[(0, 0, 3), (0, 0, 2)], [(0, 3, 5), (0, 2, 5)]])
+                error = float(np.linalg.norm(parts - whole[0], axis=1).max())
+                details["ragged_chunk_error"] = f"{error:.2e} of {allowed:.2e}"
+                if error <= allowed:
+                    return True
+            parts = self._last_logits([[(0, 0, 3)], [(0, 3, 4)], [(0, 4, 5)]])
+            error = float(np.linalg.norm(parts[0] - whole[0]))
+            details["chunk_error"] = f"{error:.2e} of {allowed:.2e}"
+            if error > allowed:
+                raise BackendError("a prompt in chunks gives other logits than the same prompt at once")
+        except BackendError as error:
+            raise BackendError(
+                f"the probe of this engine failed under onnxruntime {onnxruntime.__version__}: {error}; "
+                "build the engine directory again, or install another version of onnxruntime."
+            ) from None
+        finally:
+            engine.unbind()
+        return False
+
+    def _last_logits(self, calls: list[list[tuple[int, int, int]]]) -> np.ndarray:
+        """Logits [B, V] of the last position after ``calls``; each has (context, start, end) for every row."""
+        engine = self._engine
+        cache = CPUKVCache(engine.cache_layout, len(calls[0]), _CAPACITY)
+        engine.bind_cache(cache)
+        logits = np.empty(0, dtype=np.float32)
+        for rows in calls:
+            logits = self._call(rows)
+        return logits
+
+    def _call(self, rows: list[tuple[int, int, int]]) -> np.ndarray:
+        engine = self._engine
+        batch, chunk = len(rows), max(end - start for _, start, end in rows)
+        starts = np.array([start for _, start, _ in rows], dtype=np.int32)
+        lengths = np.array([end - start for _, start, end in rows], dtype=np.int32)
+        embeds = np.broadcast_to(self._noise, (batch, chunk, self._noise.size)).copy()  # padding that would be noticed
+        for row, (context, start, end) in enumerate(rows):
+            embeds[row, : end - start] = self._tokens[context, start:end]
+        positions = starts[:, None] + np.arange(chunk, dtype=np.int32)
+        known = {
+            "inputs_embeds": embeds,
+            "past_length": starts,
+            "query_length": lengths,
+            "last_token_index": (lengths - 1)[:, None],
+            "attend_start": np.zeros_like(positions),
+            "attend_end": positions + 1,
+        }
+        shapes = {}
+        for name, spec in engine.inputs.items():
+            if name.startswith(("rope_cos_", "rope_sin_")):
+                half = spec.shape[2]
+                angles = positions[..., None] * np.exp2(-np.arange(half, dtype=np.float32))
+                values: np.ndarray = np.cos(angles) if name.startswith("rope_cos_") else np.sin(angles)
+            elif name in known:
+                values = np.asarray(known[name])
+            else:  # an adapter index, planes of an image: nothing of the kind here
+                free = iter((batch, chunk, 1, 1))
+                values = np.zeros([next(free) if size == -1 else size for size in spec.shape])
+            shapes[name] = self._bind(name, spec.dtype, np.asarray(values))
+        vocab_size = engine.outputs["logits"].shape[2]
+        logits = aligned_zeros((batch, 1, vocab_size), np.dtype(np.float32))
+        shapes["logits"] = logits.shape
+        engine.bind("logits", HostTensor(logits, DataType.FLOAT32))
+        engine.run(shapes)
+        return logits[:, 0]
+
+    def _bind(self, name: str, dtype: DataType, values: np.ndarray) -> tuple[int, ...]:
+        array = aligned_zeros(values.shape, dtype.numpy)
+        array[...] = values
+        self._engine.bind(name, HostTensor(array, dtype))
+        return array.shape
+
+
+def _probe_window(engine: CPUEngine, details: dict[str, str]) -> int:
+    """Keys that a windowed layer of this graph sees; 0 where the graph has none.
+
+    :raises BackendError: the installed library counts a window otherwise than the graph was built for.
+    """
+    metadata = engine.metadata
+    if WINDOW_KEYS not in metadata:
+        return 0
+    try:
+        wanted, attribute = int(metadata[WINDOW_KEYS]), int(metadata[WINDOW_ATTRIBUTE])
+    except (KeyError, ValueError):
+        raise BackendError(
+            f"the graph's metadata {WINDOW_KEYS!r} and {WINDOW_ATTRIBUTE!r} are no two whole numbers; "
+            "build the engine directory again."
+        ) from None
+    seen = attribute + keys_in_window(4) - 4
+    details["window_keys"] = str(seen)
+    if seen != wanted:
+        raise BackendError(
+            f"onnxruntime {onnxruntime.__version__} lets a query of this graph see {seen} keys; the model wants "
+            f"{wanted}: build the engine directory again with this version of onnxruntime."
+        )
+    return wanted
+
+
+def keys_in_window(attribute: int) -> int:
+    """How many of ten keys the last of ten queries sees under ``local_window_size=attribute``; versions differ."""
+    keys, size = 10, 16
+    model = one_node_model(
+        "GroupQueryAttention",
+        "com.microsoft",
+        {"num_heads": 1, "kv_num_heads": 1, "local_window_size": attribute},
+        {
+            "query": (FLOAT, (1, keys, size)),
+            "key": (FLOAT, (1, keys, size)),
+            "value": (FLOAT, (1, keys, size)),
+            "last": (INT32, (1,)),
+            "total": (INT32, (1,)),
+        },
+        {
+            "output": (FLOAT, (1, keys, size)),
+            "present_key": (FLOAT, (1, 1, keys, size)),
+            "present_value": (FLOAT, (1, 1, keys, size)),
+        },
+        node_inputs=("query", "key", "value", "", "", "last", "total"),
+    )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    zeros = np.zeros((1, keys, size), dtype=np.float32)  # equal scores: a key that is seen has an equal share
+    value = np.eye(keys, size, dtype=np.float32)[None]
+    try:
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        (output,) = session.run(
+            ["output"],
+            {
+                "query": zeros,
+                "key": zeros,
+                "value": value,
+                "last": np.array([keys - 1], dtype=np.int32),
+                "total": np.array([keys], dtype=np.int32),
+            },
+        )
+    except Exception as error:  # ONNX Runtime's exceptions share no base but this
+        raise BackendError(f"the sliding-window probe does not run: {error}") from error
+    return int(np.count_nonzero(np.asarray(output)[0, -1] > 1e-6))

@@ -1,0 +1,126 @@
+"""Memory and kernels of a backend whose device is the CPU; engines and caches are its subclasses'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import BackendError, MisuseError
+from .base import DataType, Engine, RopeKind, Tensor
+from .base import EmbeddingTable as EmbeddingTableProtocol
+from .host_embeddings import HostEmbeddingTable
+from .host_sampler import HostSampler
+from .host_tensor import HostReadback, HostTensor, aligned_zeros, host_array
+
+
+class HostCaptured:
+    """A recorded step: the function itself."""
+
+    __slots__ = ("run",)
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self.run = step
+
+
+def available_memory() -> int:
+    """Bytes that the system can give without swapping; 0 where it does not say."""
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0
+
+
+class HostBackend:
+    """Shared half of the CPU and the fake backend; calls finish before they return."""
+
+    def __init__(self) -> None:
+        self._closed = False
+        self._engines: list[Engine] = []
+        self._bytes = {"tensors": 0, "caches": 0, "embeddings": 0}
+        self._frequencies: dict[RopeKind, np.ndarray] = {}
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise MisuseError("this backend is closed; open a new one.")
+
+    def allocate(self, shape: tuple[int, ...], dtype: DataType) -> HostTensor:
+        """Zeroed memory.
+
+        :raises BackendError: the system has not enough.
+        """
+        self._check_open()
+        try:
+            array = aligned_zeros(tuple(shape), dtype.numpy)
+        except MemoryError:
+            raise BackendError(f"no memory for a tensor {dtype.value} {tuple(shape)}; lower the limits.") from None
+        self._bytes["tensors"] += array.nbytes
+        return HostTensor(array, dtype)
+
+    def allocate_sampler(self, rows: int, vocab_size: int) -> HostSampler:
+        """Sampling state for ``rows`` sequences."""
+        self._check_open()
+        return HostSampler(rows, vocab_size)
+
+    def open_embeddings(self, path: Path, *, scale: float = 1.0) -> HostEmbeddingTable:
+        """Map the ``embedding`` tensor of a safetensors file.
+
+        :raises EngineDirectoryError: missing, damaged, or of an element type this runtime cannot read.
+        """
+        self._check_open()
+        table = HostEmbeddingTable(Path(path), scale)
+        self._bytes["embeddings"] += table.shape[0] * table.shape[1] * table.dtype.numpy.itemsize
+        return table
+
+    def gather_embeddings(self, table: EmbeddingTableProtocol, token_ids: Tensor, out: Tensor) -> None:
+        """Fill out float32 [B,S,D] with scale * table[token_ids int32 [B,S]]; ids outside the vocabulary give zeros."""
+        if not isinstance(table, HostEmbeddingTable):
+            raise MisuseError(f"a {type(table).__name__} was given to a CPU backend; want a table that it opened.")
+        ids, rows = host_array(token_ids), host_array(out)
+        if rows.shape != (*ids.shape, table.shape[1]):
+            raise ValueError(
+                f"embeddings of ids {ids.shape} were asked into {rows.shape}; want [..., {table.shape[1]}]."
+            )
+        table.gather(ids, rows)
+
+    def rope_tables(self, rope: RopeKind, positions: Tensor, cosine: Tensor, sine: Tensor) -> None:
+        """cosine, sine float32 [B,S,head_dim/2] of positions int32 [B,S]; angles are float32 products."""
+        frequency = self._frequencies.get(rope)
+        if frequency is None:
+            frequency = self._frequencies[rope] = np.asarray(rope.inverse_frequency, dtype=np.float32)
+        cosines, sines, where = host_array(cosine), host_array(sine), host_array(positions)
+        angles = where.astype(np.float32)[..., None] * frequency
+        np.cos(angles, out=cosines)
+        np.sin(angles, out=sines)
+        if rope.scale != 1.0:
+            np.multiply(cosines, np.float32(rope.scale), out=cosines)
+            np.multiply(sines, np.float32(rope.scale), out=sines)
+
+    def capture(self, key: Hashable, step: Callable[[], None]) -> HostCaptured:
+        """The step itself: there is nothing to record on a CPU."""
+        self._check_open()
+        return HostCaptured(step)
+
+    def read_async(self, tensor: Tensor) -> HostReadback:
+        """A copy that is ready at once."""
+        return HostReadback(host_array(tensor).copy())
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes of ``tensors`` and ``caches`` (reserved, not touched), of mapped ``embeddings``, and those ``free``."""
+        return {**self._bytes, "free": available_memory()}
+
+    def close(self) -> None:
+        """Close every engine; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        engines, self._engines = self._engines, []
+        for engine in engines:
+            engine.close()
