@@ -16,16 +16,17 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
+from reference_files import HERE, write
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from reference_files import HERE, write
 from benchmarks.peers import gguf_llama
 
 TOKENS = 64
 LOGIT_POSITIONS = (0, 31, 63)  # generated tokens whose logits are recorded
 RECORDED_TOP = 16
 
-LONG_TEXT = """The harbour lay silent when the fog came in. Two trawlers had left before dawn, and the keeper of the light,
+LONG_TEXT = """\
+The harbour lay silent when the fog came in. Two trawlers had left before dawn, and the keeper of the light,
 a woman called Marta, counted eleven minutes between the last bell and the first horn. In 1954 she had painted the
 door green; by 1961 the salt had eaten the paint, and nobody came to do it again. Gulls, rain, diesel: that was the
 news. When the smaller trawler did not answer its call at 07:40, she lit the second lamp, wrote the hour in the book,
@@ -34,7 +35,10 @@ and walked down to wake the pilot, who was already standing on the pier with his
 PROMPTS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("user", "Why is the sky blue?"),),
     (("user", "List three fruits and say which one is the sweetest."),),
-    (("system", "You are a robot arm. Answer in short steps."), ("user", "Pick up the red cube and place it in the box.")),
+    (
+        ("system", "You are a robot arm. Answer in short steps."),
+        ("user", "Pick up the red cube and place it in the box."),
+    ),
     (("user", "Write a Python function that returns the n-th Fibonacci number."),),
     (("user", "Give me a short recipe for pancakes with the amounts in grams."),),
     (("user", "Hello!"), ("assistant", "Hello! How can I help you today?"), ("user", "What is 12 + 30?")),
@@ -133,9 +137,7 @@ def main() -> None:
     conversations = []
     for name, turns in CONVERSATIONS.items():
         for generation_prompt in (True, False):
-            text = fast.apply_chat_template(
-                messages_of(turns), tokenize=False, add_generation_prompt=generation_prompt
-            )
+            text = fast.apply_chat_template(messages_of(turns), tokenize=False, add_generation_prompt=generation_prompt)
             conversations.append(
                 {
                     "name": name,
