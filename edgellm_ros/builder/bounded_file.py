@@ -1,0 +1,70 @@
+"""Random access to a file whose content is not trusted: every read is checked against its size first."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import CheckpointError
+
+HASH_CHUNK_BYTES = 1 << 22
+
+
+class BoundedFile:
+    """An open file that is read with ``pread``: no mapping, so memory stays small and a truncation cannot kill us.
+
+    One thread owns it. :raises CheckpointError: from the constructor, when it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read ({error.strerror}); check the path.") from None
+        try:
+            self.size = os.fstat(self._descriptor).st_size
+        except OSError as error:
+            os.close(self._descriptor)
+            raise CheckpointError(f"{path} cannot be read ({error.strerror}); check the path.") from None
+
+    def read(self, offset: int, count: int, what: str) -> bytes:
+        """``count`` bytes from ``offset``; ``what`` names them in the message.
+
+        :raises CheckpointError: they are not all inside the file, or the disk failed.
+        """
+        if offset < 0 or count < 0 or offset + count > self.size:
+            raise CheckpointError(
+                f"{self.path} is truncated or damaged: {what} needs bytes {offset} to {offset + count} and the file "
+                f"has {self.size}; fetch it again."
+            )
+        pieces = []
+        while count:
+            try:
+                piece = os.pread(self._descriptor, count, offset)
+            except OSError as error:
+                raise CheckpointError(f"{self.path} cannot be read ({error.strerror}) at {what}.") from None
+            if not piece:
+                raise CheckpointError(f"{self.path} became shorter while {what} was read; do not change it meanwhile.")
+            pieces.append(piece)
+            offset += len(piece)
+            count -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def digest(self, progress: Callable[[int], None] | None = None) -> str:
+        """SHA-256 of the whole content in hexadecimal; ``progress`` gets the bytes of each step."""
+        checksum = hashlib.sha256()
+        for offset in range(0, self.size, HASH_CHUNK_BYTES):
+            piece = self.read(offset, min(HASH_CHUNK_BYTES, self.size - offset), "the content")
+            checksum.update(piece)
+            if progress:
+                progress(len(piece))
+        return checksum.hexdigest()
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

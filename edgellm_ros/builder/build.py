@@ -1,0 +1,242 @@
+"""From a checkpoint to an engine directory, in one call."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import __version__
+from ..engine_format import (
+    CONFIG_FILE,
+    EMBEDDING_FILE,
+    FORMAT_VERSION,
+    GRAPH_FILE,
+    MANIFEST_FILE,
+    BuilderLimits,
+    EngineConfig,
+    Manifest,
+)
+from ..errors import CheckpointError
+from .checkpoint import Checkpoint, open_checkpoint
+from .embedding_file import embedding_header, embedding_size, write_embedding
+from .engine_directory import holds_build, writing
+from .families import family_of
+from .families.base import DecoderConfig, Family
+from .families.llama import EMBEDDING
+from .graph import DATA_FILE, Graph, SharedTensor
+from .lowerings import lowering as find_lowering
+from .onnx_writer import GraphFiles, lay_out, write_weights
+from .quantize import precision as find_precision
+from .weights import Weight, checkpoint_weight
+
+DEFAULT_BATCH, DEFAULT_INPUT, DEFAULT_CAPACITY = 4, 1024, 4096
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a build is: what it does, bytes done of all bytes of that stage."""
+
+    stage: str
+    done: int
+    total: int
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """Everything about an engine directory that is known before a weight is read."""
+
+    checkpoint: Checkpoint
+    graph: Graph
+    graph_files: GraphFiles
+    embedding: Weight
+    config: EngineConfig
+    tokenizer_files: Mapping[str, bytes]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of every file but the manifest."""
+        return {
+            GRAPH_FILE: len(self.graph_files.model),
+            DATA_FILE: self.graph_files.data_size,
+            EMBEDDING_FILE: embedding_size(self.embedding.shape),
+            CONFIG_FILE: len(_dump(self.config.to_json())),
+            **{name: len(content) for name, content in self.tokenizer_files.items()},
+        }
+
+
+def _dump(content: Mapping[str, object]) -> bytes:
+    return json.dumps(content, indent=1, ensure_ascii=False).encode()
+
+
+def check_tensors(family: Family, config: DecoderConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """:raises CheckpointError: a tensor is missing, of another shape, or one that the graph would leave out."""
+    wanted = family.tensors(config)
+    for name, shape in wanted.items():
+        if name not in shapes:
+            raise CheckpointError(f"the checkpoint lacks tensor {name!r} of shape {list(shape)}; fetch it again.")
+        if shapes[name] != shape:
+            raise CheckpointError(
+                f"tensor {name!r} has the shape {list(shapes[name])}; its configuration wants {list(shape)}."
+            )
+    for name in shapes:
+        if name not in wanted and not family.ignores(config, name):
+            raise CheckpointError(
+                f"the checkpoint holds tensor {name!r} that this architecture does not use; a graph without it would "
+                "give other answers: check config.json."
+            )
+
+
+def choose_limits(config: DecoderConfig, limits: BuilderLimits | None) -> BuilderLimits:
+    """The given limits, or the default ones cut to what the model was trained for.
+
+    :raises CheckpointError: the cache would hold more positions than that.
+    """
+    maximum = config.max_position_embeddings
+    if limits is None:
+        capacity = min(DEFAULT_CAPACITY, maximum)
+        return BuilderLimits(DEFAULT_BATCH, min(DEFAULT_INPUT, capacity), capacity)
+    if limits.max_kv_cache_capacity > maximum:
+        raise CheckpointError(
+            f"max_kv_cache_capacity is {limits.max_kv_cache_capacity}; the model was trained for {maximum} positions: "
+            "ask for no more."
+        )
+    return limits
+
+
+def plan_build(checkpoint: Checkpoint, *, precision: str, limits: BuilderLimits | None, lowering: str) -> BuildPlan:
+    """Check the checkpoint and describe the engine; reads no weights.
+
+    :raises CheckpointError: the checkpoint or a setting is refused.
+    """
+    target, stored = find_lowering(lowering), find_precision(precision)
+    if precision not in target.precisions:
+        raise CheckpointError(
+            f"precision is {precision!r}; the lowering {lowering} has {', '.join(target.precisions)}."
+        )
+    family = family_of(checkpoint.config)
+    config = family.parse(checkpoint.config)
+    check_tensors(family, config, checkpoint.shapes)
+    weights = {name: checkpoint_weight(checkpoint, name) for name in family.tensors(config)}
+    embedding = weights[EMBEDDING]
+    shared = SharedTensor(EMBEDDING_FILE, len(embedding_header(embedding.shape)))
+    graph = Graph(target, stored, {EMBEDDING: shared})
+    family.build(graph, config, weights)
+    for token in checkpoint.eos_token_ids:
+        if token >= config.vocab_size:
+            raise CheckpointError(f"eos_token_id is {token}; want an id below {config.vocab_size}.")
+    engine = EngineConfig(
+        model=config.name,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads,
+        kv_layers=config.kv_layers,
+        kv_cache_dtype="float32",
+        rope=config.rope,
+        eos_token_id=checkpoint.eos_token_ids,
+        limits=choose_limits(config, limits),
+        embedding_scale=config.embedding_scale,
+        pad_token_id=config.pad_token_id,
+        bos_token_id=config.bos_token_id,
+        max_position_embeddings=config.max_position_embeddings,
+        extra={
+            **config.extra,
+            "family": config.family,
+            "intermediate_size": config.intermediate_size,
+            "num_key_value_heads": config.num_key_value_heads,
+            "head_dim": config.head_dim,
+            "tie_word_embeddings": config.tied,
+        },
+    )
+    files = lay_out(graph, config.family)
+    return BuildPlan(checkpoint, graph, files, embedding, engine, checkpoint.tokenizer_files())
+
+
+def _fingerprint(plan: BuildPlan, progress: ProgressCallback) -> str:
+    """Digest over the checkpoint, the graph and the settings: equal means the same engine."""
+    total, done = plan.checkpoint.weight_bytes, 0
+
+    def step(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(Progress("reading the checkpoint", done, total))
+
+    checksum = hashlib.sha256(f"{FORMAT_VERSION} {__version__} {plan.graph.precision.name}".encode())
+    checksum.update(plan.checkpoint.digest(step).encode())
+    checksum.update(hashlib.sha256(plan.graph_files.model).digest())
+    checksum.update(_dump(plan.config.to_json()))
+    for name, content in sorted(plan.tokenizer_files.items()):
+        checksum.update(name.encode() + b"\0" + hashlib.sha256(content).digest())
+    return checksum.hexdigest()
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: ProgressCallback) -> None:
+    total = plan.graph_files.data_size + embedding_size(plan.embedding.shape)
+    done = 0
+
+    def step(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(Progress("writing weights", done, total))
+
+    write_weights(plan.graph, plan.graph_files, directory / DATA_FILE, step)
+    write_embedding(plan.embedding, directory / EMBEDDING_FILE, step)
+    _write_file(directory / GRAPH_FILE, plan.graph_files.model)
+    _write_file(directory / CONFIG_FILE, _dump(plan.config.to_json()))
+    for name, content in plan.tokenizer_files.items():
+        _write_file(directory / name, content)
+    manifest = Manifest(
+        lowering=plan.graph.lowering.name,
+        precision=plan.graph.precision.name,
+        builder_version=__version__,
+        source=plan.checkpoint.source,
+        licence=plan.checkpoint.licence,
+        fingerprint=fingerprint,
+        files={name: (directory / name).stat().st_size for name in plan.sizes},
+    )
+    _write_file(directory / MANIFEST_FILE, _dump(manifest.to_json()))
+
+
+def build_engine(
+    source: Path | str,
+    output: Path | str,
+    *,
+    precision: str = "fp32",
+    limits: BuilderLimits | None = None,
+    progress: ProgressCallback | None = None,
+    lowering: str = "onnxruntime",
+) -> Path:
+    """Build ``output`` from a Hugging Face folder, a ``.gguf`` file or the word ``smollm2``; returns its path.
+
+    What is there already and equal is left as it is; another engine directory is replaced in one step. Peak memory
+    does not grow with the model. ``limits`` defaults to batch 4, input 1024, cache 4096 or what the model allows.
+
+    :raises CheckpointError: the checkpoint or a setting is refused.
+    :raises EngineDirectoryError: ``output`` cannot be written.
+    """
+    report = progress or (lambda state: None)
+    place = Path(output)
+    with closing(open_checkpoint(source)) as checkpoint:
+        plan = plan_build(checkpoint, precision=precision, limits=limits, lowering=lowering)
+        fingerprint = _fingerprint(plan, report)
+        if holds_build(place, fingerprint):
+            report(Progress("already built", 1, 1))
+            return place
+        with writing(place, fingerprint, sum(plan.sizes.values())) as directory:
+            _write(plan, fingerprint, directory, report)
+    return place

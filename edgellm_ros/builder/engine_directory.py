@@ -1,0 +1,121 @@
+"""An engine directory appears whole or not at all: it is written beside its place and renamed into it.
+
+A build holds a lock on its temporary folder for as long as its process lives; a folder without a holder is what a
+killed build left, and the next build to the same place removes it. The last step of two builds to one place is
+serialised by a lock on the folder that holds them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..engine_format import MANIFEST_FILE, open_engine_directory
+from ..errors import EngineDirectoryError
+
+SPARE_BYTES = 32 << 20  # left free for the rest of the machine
+
+
+def holds_build(path: Path, fingerprint: str) -> bool:
+    """Whether ``path`` is a sound engine directory of exactly this checkpoint and these settings."""
+    try:
+        return open_engine_directory(path).manifest.fingerprint == fingerprint
+    except EngineDirectoryError:
+        return False
+
+
+def _readable(count: int) -> str:
+    return f"{count / 1e6:.0f} MB"
+
+
+def _check_place(output: Path, needed: int) -> None:
+    if output.is_symlink() or (output.exists() and not output.is_dir()):
+        raise EngineDirectoryError(f"{output} is not a folder; choose another place for the engine directory.")
+    if output.is_dir() and any(output.iterdir()) and not (output / MANIFEST_FILE).is_file():
+        raise EngineDirectoryError(
+            f"{output} holds files that are no engine directory; choose another place, or empty it."
+        )
+    free = shutil.disk_usage(output.parent).free
+    if free < needed + SPARE_BYTES:
+        raise EngineDirectoryError(
+            f"{output.parent} has {_readable(free)} free; want {_readable(needed + SPARE_BYTES)} for the engine "
+            "directory: free some space or choose another disk."
+        )
+
+
+def _remove_abandoned(output: Path) -> None:
+    """Delete the temporary folders of builds to this place whose process is gone."""
+    for folder in output.parent.glob(f".{output.name}.building-*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its builder lives
+                shutil.rmtree(folder)
+            finally:
+                os.close(descriptor)
+
+
+def _put_in_place(temporary: Path, output: Path, fingerprint: str) -> None:
+    parent = os.open(output.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(parent, fcntl.LOCK_EX)
+        if holds_build(output, fingerprint):
+            return  # another build of the same thing was faster
+        if not output.exists():
+            temporary.rename(output)
+        else:
+            _check_place(output, 0)
+            # the old one takes the temporary folder's fate: removed when the build is over
+            retired = temporary.with_name(temporary.name + "-replaced")
+            output.rename(retired)
+            try:
+                temporary.rename(output)
+            except BaseException:
+                retired.rename(output)
+                raise
+            shutil.rmtree(retired)
+        os.fsync(parent)
+    finally:
+        os.close(parent)
+
+
+@contextlib.contextmanager
+def writing(output: Path, fingerprint: str, needed: int) -> Iterator[Path]:
+    """A temporary folder that becomes ``output`` when the block ends without an exception, and vanishes otherwise.
+
+    ``needed`` is the number of bytes that will be written.
+
+    :raises EngineDirectoryError: no room, not allowed, or ``output`` holds something else than an engine directory.
+    """
+    temporary: Path | None = None
+    lock = -1
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        _check_place(output, needed)
+        _remove_abandoned(output)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{output.name}.building-", dir=output.parent))
+        temporary.chmod(0o755)
+        lock = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield temporary
+        _put_in_place(temporary, output, fingerprint)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise EngineDirectoryError(
+                f"the disk of {output.parent} is full; want {_readable(needed + SPARE_BYTES)} for the engine "
+                "directory: free some space or choose another disk."
+            ) from None
+        raise EngineDirectoryError(
+            f"{output} cannot be written ({error.strerror or error}); check the place."
+        ) from None
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+        if lock >= 0:
+            os.close(lock)

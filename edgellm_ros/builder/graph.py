@@ -1,0 +1,204 @@
+"""A model as a list of nodes: families write it with the functions here, a lowering picks the nodes.
+
+Weights are described, not read: their bands are streamed to disk when the graph is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..engine_format import GRAPH_FILE
+from .quantize import Precision, float32_bands
+from .weights import Weight
+
+if TYPE_CHECKING:
+    from .lowerings.base import Lowering
+
+DATA_FILE = GRAPH_FILE + ".data"
+
+Dimension = int | str  # a name marks a dimension that varies from run to run
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor inside the graph, by name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """An input or output of the graph; ``dtype`` is a NumPy name."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dimension, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator; an empty name among the inputs stands for an absent one."""
+
+    operator: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A weight as it lies on disk."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """Tensors that come from one pass over one weight; ``bands`` yields a piece of each of them at a time."""
+
+    weight: str
+    tensors: tuple[StoredTensor, ...]
+    bands: Callable[[], Iterator[tuple[np.ndarray, ...]]]
+
+
+@dataclass(frozen=True)
+class SharedTensor:
+    """Where a float32 matrix lies already, so that the graph need not hold a second copy."""
+
+    file: str
+    offset: int
+
+
+@dataclass
+class Graph:
+    """A description under construction; ``shared`` names weights that lie in another file of the directory."""
+
+    lowering: Lowering
+    precision: Precision
+    shared: Mapping[str, SharedTensor] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    inputs: list[TensorInfo] = field(default_factory=list)
+    outputs: list[TensorInfo] = field(default_factory=list)
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+    parameters: list[Parameter] = field(default_factory=list)
+    references: list[tuple[StoredTensor, SharedTensor]] = field(default_factory=list)
+    remembered: dict[str, Value] = field(default_factory=dict)  # what a lowering computes once and uses in every layer
+    _next: int = 0
+
+    # the frame
+
+    def input(self, name: str, dtype: str, shape: Sequence[Dimension]) -> Value:
+        """Declare an input."""
+        self.inputs.append(TensorInfo(name, dtype, tuple(shape)))
+        return Value(name)
+
+    def output(self, value: Value, name: str, dtype: str, shape: Sequence[Dimension]) -> None:
+        """Give ``value`` to the caller as the output ``name``."""
+        self.nodes.append(Node("Identity", "", (value.name,), (name,), {}))
+        self.outputs.append(TensorInfo(name, dtype, tuple(shape)))
+
+    def declare_output(self, name: str, dtype: str, shape: Sequence[Dimension]) -> None:
+        """Declare an output that a node writes under that very name (a cache, which may not pass through a copy)."""
+        self.outputs.append(TensorInfo(name, dtype, tuple(shape)))
+
+    def node(
+        self,
+        operator: str,
+        inputs: Sequence[Value | None],
+        *,
+        outputs: Sequence[str | None] = (None,),
+        domain: str = "",
+        **attributes: Any,
+    ) -> tuple[Value, ...]:
+        """Append an operator; an output without a name gets a fresh one."""
+        names = tuple(name or self._fresh(operator) for name in outputs)
+        self.nodes.append(
+            Node(operator, domain, tuple(value.name if value else "" for value in inputs), names, attributes)
+        )
+        return tuple(Value(name) for name in names)
+
+    def _fresh(self, operator: str) -> str:
+        self._next += 1
+        return f"{operator.lower()}_{self._next}"
+
+    def constant(self, array: np.ndarray) -> Value:
+        """A small tensor inside the graph; equal ones are stored once."""
+        name = f"constant_{array.dtype}_{'x'.join(map(str, array.shape))}_{array.tobytes().hex()}"
+        self.constants[name] = array
+        return Value(name)
+
+    def parameter(self, weight: Weight) -> Value:
+        """A weight as float32, in its own orientation."""
+        stored = StoredTensor(weight.name, "float32", weight.shape)
+        shared = self.shared.get(weight.name)
+        if shared is not None:
+            self.references.append((stored, shared))
+        else:
+            self.parameters.append(
+                Parameter(weight.name, (stored,), lambda: ((band,) for band in float32_bands(weight)))
+            )
+        return Value(stored.name)
+
+    # what families use
+
+    def linear(self, x: Value, weight: Weight, bias: Weight | None = None) -> Value:
+        """``x @ weight.T + bias``; x [..., columns], weight [rows, columns], stored at the graph's precision."""
+        return self.lowering.linear(self, x, weight, bias)
+
+    def rms_norm(self, x: Value, weight: Weight, epsilon: float) -> Value:
+        """Root-mean-square normalisation over the last axis, times ``weight``."""
+        return self.lowering.rms_norm(self, x, weight, epsilon)
+
+    def rope(self, x: Value, kind: str, heads: int, head_dim: int) -> Value:
+        """Rotate the halves of each head; x [B,S,heads*head_dim], tables are the inputs of rope kind ``kind``."""
+        return self.lowering.rope(self, x, kind, heads, head_dim)
+
+    def attention(self, query: Value, key: Value, value: Value, layer: int, shape: AttentionShape) -> Value:
+        """Causal attention over the cache of ``layer``, to which the new keys and values are appended.
+
+        All [B,S,heads*head_dim]; keys and values have ``shape.kv_heads`` heads.
+        """
+        return self.lowering.attention(self, query, key, value, layer, shape)
+
+    def gather_positions(self, x: Value, index: Value) -> Value:
+        """X [B,S,D] at index int32 [B,R]: [B,R,D]."""
+        return self.lowering.gather_positions(self, x, index)
+
+    def silu(self, x: Value) -> Value:
+        """``x * sigmoid(x)``, written so that engines that lack the operator fuse it."""
+        return self.mul(x, self.node("Sigmoid", [x])[0])
+
+    def add(self, left: Value, right: Value) -> Value:
+        """Sum."""
+        return self.node("Add", [left, right])[0]
+
+    def mul(self, left: Value, right: Value) -> Value:
+        """Product."""
+        return self.node("Mul", [left, right])[0]
+
+    def split(self, x: Value, sizes: Sequence[int]) -> tuple[Value, ...]:
+        """Cut the last axis into pieces of ``sizes``."""
+        lengths = self.constant(np.array(sizes, dtype=np.int64))
+        return self.node("Split", [x, lengths], outputs=[None] * len(sizes), axis=-1)
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Heads of one attention layer; scores are ``scale * query . key``."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float

@@ -1,0 +1,112 @@
+"""ONNX Runtime: the only place that knows its own operators (domain com.microsoft) and what is fast there.
+
+* ``GroupQueryAttention`` takes the capacity of the cache as the total length, because ``query_seqlens`` says how
+  many positions each row adds; its cost follows the length in use. Rotation stays outside: inside, it would derive
+  positions from lengths, and positions with gaps could not be told.
+* ``FusedMatMul(transB=1)`` reads matrices as checkpoints store them; it is as fast as a transposed copy.
+* ``MatMulNBits`` needs ``accuracy_level=4`` (integer dot products) and integer zero points, else it is ten times
+  slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ..graph import AttentionShape, Dimension, Graph, Parameter, StoredTensor, Value
+from ..quantize import BLOCK, int8_bands
+from ..weights import Weight
+from .base import BATCH, CAPACITY, declare_common_inputs, gather_positions
+
+MICROSOFT = "com.microsoft"
+
+
+class OnnxRuntimeLowering:
+    """See the module."""
+
+    name = "onnxruntime"
+    opsets: Mapping[str, int] = {"": 23, MICROSOFT: 1}
+    ir_version = 11
+    precisions: Sequence[str] = ("fp32", "int8")
+
+    def declare_inputs(self, graph: Graph, hidden_size: int, rope: Mapping[str, int]) -> Value:
+        """See ``Lowering``."""
+        return declare_common_inputs(graph, hidden_size, rope)
+
+    def linear(self, graph: Graph, x: Value, weight: Weight, bias: Weight | None) -> Value:
+        """See ``Lowering``."""
+        if graph.precision.bits == 32:
+            (y,) = graph.node("FusedMatMul", [x, graph.parameter(weight)], domain=MICROSOFT, transB=1)
+        else:
+            y = self._linear_int8(graph, x, weight)
+        return y if bias is None else graph.add(y, graph.parameter(bias))
+
+    def _linear_int8(self, graph: Graph, x: Value, weight: Weight) -> Value:
+        rows, columns = weight.shape
+        blocks = -(-columns // BLOCK)
+        integers = StoredTensor(f"{weight.name}.int8", "uint8", (rows, blocks, BLOCK))
+        scales = StoredTensor(f"{weight.name}.scale", "float32", (rows, blocks))
+
+        def bands() -> Iterator[tuple[np.ndarray, ...]]:
+            for values, scale in int8_bands(weight):
+                # stored with the operator's default zero point of 128
+                yield values.view(np.uint8) ^ np.uint8(0x80), scale
+
+        graph.parameters.append(Parameter(weight.name, (integers, scales), bands))
+        return graph.node(
+            "MatMulNBits",
+            [x, Value(integers.name), Value(scales.name)],
+            domain=MICROSOFT,
+            K=columns,
+            N=rows,
+            bits=8,
+            block_size=BLOCK,
+            accuracy_level=4,
+        )[0]
+
+    def rms_norm(self, graph: Graph, x: Value, weight: Weight, epsilon: float) -> Value:
+        """See ``Lowering``."""
+        return graph.node("RMSNormalization", [x, graph.parameter(weight)], axis=-1, epsilon=epsilon)[0]
+
+    def rope(self, graph: Graph, x: Value, kind: str, heads: int, head_dim: int) -> Value:
+        """See ``Lowering``."""
+        tables = [Value(f"rope_cos_{kind}"), Value(f"rope_sin_{kind}")]
+        return graph.node("RotaryEmbedding", [x, *tables], num_heads=heads)[0]
+
+    def attention(
+        self, graph: Graph, query: Value, key: Value, value: Value, layer: int, shape: AttentionShape
+    ) -> Value:
+        """See ``Lowering``."""
+        cache: list[Dimension] = [BATCH, shape.kv_heads, CAPACITY, shape.head_dim]
+        past = [graph.input(f"past_{kind}_{layer}", "float32", cache) for kind in ("key", "value")]
+        present = [f"present_{kind}_{layer}" for kind in ("key", "value")]
+        for name in present:
+            graph.declare_output(name, "float32", cache)
+        last_position, total = self._lengths(graph, past[0])
+        absent = [None] * 9  # inputs 7 to 15: rotary tables, positions, bias, sink, scales, norms
+        return graph.node(
+            "GroupQueryAttention",
+            [query, key, value, *past, last_position, total, *absent, Value("query_length")],
+            outputs=[None, *present],
+            domain=MICROSOFT,
+            num_heads=shape.heads,
+            kv_num_heads=shape.kv_heads,
+            scale=shape.scale,
+            do_rotary=0,
+        )[0]
+
+    def _lengths(self, graph: Graph, cache: Value) -> tuple[Value, Value]:
+        """Index of each row's last valid position, int32 [B], and the capacity, an int32 scalar; once per graph."""
+        if "last_position" not in graph.remembered:
+            (length,) = graph.node("Add", [Value("past_length"), Value("query_length")])
+            one = graph.constant(np.array(1, dtype=np.int32))
+            (graph.remembered["last_position"],) = graph.node("Sub", [length, one])
+            (shape,) = graph.node("Shape", [cache], start=2, end=3)
+            (capacity,) = graph.node("Squeeze", [shape])
+            (graph.remembered["capacity"],) = graph.node("Cast", [capacity], to="int32")
+        return graph.remembered["last_position"], graph.remembered["capacity"]
+
+    def gather_positions(self, graph: Graph, x: Value, index: Value) -> Value:
+        """See ``Lowering``."""
+        return gather_positions(graph, x, index)

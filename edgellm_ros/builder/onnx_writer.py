@@ -1,0 +1,104 @@
+"""A graph on disk: a small ONNX file, and weights beside it that are streamed there band by band."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from ..errors import CheckpointError
+from .graph import DATA_FILE, Graph, Node, StoredTensor, TensorInfo
+
+PAGE = 4096  # engines map the file: a weight that starts on a page needs no copy
+
+_TYPES = {
+    "float32": onnx.TensorProto.FLOAT, "int32": onnx.TensorProto.INT32, "int64": onnx.TensorProto.INT64,
+    "uint8": onnx.TensorProto.UINT8, "bool": onnx.TensorProto.BOOL,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GraphFiles:
+    """What writing the graph will give: the ONNX file, and place and size of the weights in ``DATA_FILE``."""
+
+    model: bytes
+    offsets: dict[str, int]
+    data_size: int
+
+
+def _node(node: Node) -> onnx.NodeProto:
+    attributes = dict(node.attributes)
+    if "to" in attributes:
+        attributes["to"] = _TYPES[attributes["to"]]
+    return onnx.helper.make_node(
+        node.operator, node.inputs, node.outputs, name=node.outputs[0], domain=node.domain, **attributes
+    )
+
+
+def _info(info: TensorInfo) -> onnx.ValueInfoProto:
+    return onnx.helper.make_tensor_value_info(info.name, _TYPES[info.dtype], info.shape)
+
+
+def _external(stored: StoredTensor, file: str, offset: int) -> onnx.TensorProto:
+    proto = onnx.TensorProto(
+        name=stored.name, data_type=_TYPES[stored.dtype], dims=stored.shape, data_location=onnx.TensorProto.EXTERNAL
+    )
+    for key, value in (("location", file), ("offset", offset), ("length", stored.size)):
+        proto.external_data.add(key=key, value=str(value))
+    return proto
+
+
+def lay_out(graph: Graph, name: str) -> GraphFiles:
+    """Decide where every weight goes and write the ONNX file into memory; nothing is read from the checkpoint."""
+    offsets: dict[str, int] = {}
+    end = 0
+    initializers = [onnx.numpy_helper.from_array(array, key) for key, array in graph.constants.items()]
+    for parameter in graph.parameters:
+        for stored in parameter.tensors:
+            offsets[stored.name] = -(-end // PAGE) * PAGE if stored.size >= PAGE else -(-end // 64) * 64
+            end = offsets[stored.name] + stored.size
+            initializers.append(_external(stored, DATA_FILE, offsets[stored.name]))
+    for stored, shared in graph.references:
+        initializers.append(_external(stored, shared.file, shared.offset))
+    lowering = graph.lowering
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [_node(node) for node in graph.nodes],
+            name,
+            [_info(info) for info in graph.inputs],
+            [_info(info) for info in graph.outputs],
+            initializers,
+        ),
+        opset_imports=[onnx.helper.make_opsetid(domain, version) for domain, version in lowering.opsets.items()],
+        ir_version=lowering.ir_version,
+        producer_name="edgellm_ros",
+    )
+    return GraphFiles(model.SerializeToString(deterministic=True), offsets, end)
+
+
+def write_weights(graph: Graph, files: GraphFiles, path: Path, progress: Callable[[int], None]) -> None:
+    """Stream every weight to ``path``; ``progress`` gets the bytes of each step.
+
+    :raises CheckpointError: a weight cannot be read, is not finite, or gave another number of bytes than its shape.
+    """
+    with path.open("wb") as file:
+        for parameter in graph.parameters:
+            cursors = [files.offsets[stored.name] for stored in parameter.tensors]
+            for band in parameter.bands():
+                for index, (stored, array) in enumerate(zip(parameter.tensors, band, strict=True)):
+                    data = np.ascontiguousarray(array, dtype=stored.dtype)
+                    file.seek(cursors[index])
+                    file.write(data.data)
+                    cursors[index] += data.nbytes
+                    progress(data.nbytes)
+            for stored, cursor in zip(parameter.tensors, cursors, strict=True):
+                found = cursor - files.offsets[stored.name]
+                if found != stored.size:
+                    raise CheckpointError(f"tensor {stored.name!r} gave {found} bytes; want {stored.size}.")
+        file.truncate(files.data_size)
+        file.flush()
+        os.fsync(file.fileno())

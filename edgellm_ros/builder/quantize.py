@@ -1,0 +1,73 @@
+"""Weights as stored numbers: which precision keeps what, one band of rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import CheckpointError
+from .weights import Weight
+
+BLOCK = 32
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How matrices are stored; everything else stays float32."""
+
+    name: str
+    bits: int  # 32: as they are
+    block: int = BLOCK
+
+
+PRECISIONS = {row.name: row for row in (Precision("fp32", 32), Precision("int8", 8))}
+
+
+def precision(name: str) -> Precision:
+    """:raises CheckpointError: unknown; the sentence lists those there are."""
+    if name not in PRECISIONS:
+        raise CheckpointError(f"precision is {name!r}; want one of {', '.join(PRECISIONS)}.")
+    return PRECISIONS[name]
+
+
+def quantize_int8(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Symmetric blocks of 32 along the last axis, the last one filled up with zeros.
+
+    float32 [n, columns] becomes int8 [n, ceil(columns/32), 32] in -127..127 and float32 scales [n, ceil(columns/32)].
+    Weights that are such a grid already (of a scale whose largest step is 127) come out bit for bit.
+    """
+    rows, columns = values.shape
+    blocks = -(-columns // BLOCK)
+    if columns % BLOCK:
+        values = np.pad(values, ((0, 0), (0, blocks * BLOCK - columns)))
+    values = values.reshape(rows, blocks, BLOCK)
+    largest = np.abs(values).max(axis=2)
+    scales = largest / np.float32(127)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.where(scales > 0, np.float32(1) / scales, np.float32(0))
+    # a block of denormals has a scale whose inverse overflows; its weights are zero for all purposes
+    inverse = np.where(np.isfinite(inverse), inverse, np.float32(0))
+    integers = np.rint(values * inverse[:, :, None])
+    return np.clip(integers, -127, 127, out=integers).astype(np.int8), scales
+
+
+def int8_bands(weight: Weight) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The matrix as bands of (int8 blocks, scales); the file's own blocks where it has them, else quantised."""
+    for start, stop in weight.bands():
+        stored = weight.read_int8(start, stop)
+        if stored is not None and weight.shape[1] % BLOCK == 0:
+            if not np.isfinite(stored[1]).all():
+                raise CheckpointError(
+                    f"tensor {weight.name!r} holds values that are not finite; fetch the checkpoint again."
+                )
+            yield stored
+        else:
+            yield quantize_int8(weight.read_checked(start, stop))
+
+
+def float32_bands(weight: Weight) -> Iterator[np.ndarray]:
+    """The tensor as bands of float32 rows."""
+    for start, stop in weight.bands():
+        yield weight.read_checked(start, stop)

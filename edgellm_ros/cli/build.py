@@ -1,0 +1,92 @@
+"""Write an engine directory from a Hugging Face folder, a .gguf file, or the word smollm2 (a small free model)."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from types import FrameType
+
+from ..builder.build import DEFAULT_BATCH, DEFAULT_CAPACITY, DEFAULT_INPUT, Progress, build_engine
+from ..engine_format import BuilderLimits
+from ..errors import CheckpointError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="Hugging Face folder, .gguf file, or smollm2")
+    parser.add_argument("output", metavar="OUT", help="engine directory to write")
+    parser.add_argument("--precision", default="fp32", help="fp32 or int8 (default: %(default)s)")
+    parser.add_argument("--max-batch", type=int, help=f"sequences at a time (default: {DEFAULT_BATCH})")
+    parser.add_argument("--max-input", type=int, help=f"tokens of a prompt (default: {DEFAULT_INPUT})")
+    parser.add_argument(
+        "--max-kv", type=int, help=f"tokens of a prompt and its answer (default: {DEFAULT_CAPACITY}, or the model's)"
+    )
+
+
+class ProgressLine:
+    """One line a second on stderr, the first after a second; a terminal sees it rewritten in place."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + 1.0
+        self._shown = False
+
+    def __call__(self, state: Progress) -> None:
+        """Print if it is time."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + 1.0
+        self._shown = True
+        text = f"{state.stage}: {100 * state.done // max(1, state.total)} % of {state.total / 1e6:.0f} MB"
+        print(f"\r{text}\033[K" if sys.stderr.isatty() else text, end="", file=sys.stderr, flush=True)
+        if not sys.stderr.isatty():
+            print(file=sys.stderr)
+
+    def close(self) -> None:
+        """End the line."""
+        if self._shown and sys.stderr.isatty():
+            print(file=sys.stderr)
+
+
+def _limits(arguments: argparse.Namespace) -> BuilderLimits | None:
+    """None when nothing was asked for: then the model may lower the defaults."""
+    given = (arguments.max_batch, arguments.max_input, arguments.max_kv)
+    if all(value is None for value in given):
+        return None
+    batch, length, capacity = given
+    capacity = DEFAULT_CAPACITY if capacity is None else capacity
+    length = min(DEFAULT_INPUT, capacity) if length is None else length
+    return BuilderLimits(DEFAULT_BATCH if batch is None else batch, length, capacity)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Build; 0 when the directory stands. A termination leaves as little behind as an interrupt."""
+    try:
+        limits = _limits(arguments)
+    except Exception as error:  # the same sentence, with the code of a build setting
+        raise CheckpointError(str(error)) from None
+    signal.signal(signal.SIGTERM, _terminate)
+    line = ProgressLine()
+    start = time.monotonic()
+    skipped = False
+
+    def progress(state: Progress) -> None:
+        nonlocal skipped
+        skipped = state.stage == "already built"
+        line(state)
+
+    try:
+        path = build_engine(
+            arguments.checkpoint, arguments.output, precision=arguments.precision, limits=limits, progress=progress
+        )
+    finally:
+        line.close()
+    done = "was built already" if skipped else f"built in {time.monotonic() - start:.1f} s"
+    print(f"{path}: {arguments.precision} engine directory, {done}")
+    return 0

@@ -1,0 +1,55 @@
+"""Print what an engine directory holds: model, precision, limits, source, licence, files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from ..engine_format import EngineDirectory, open_engine_directory
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("engine_dir", metavar="ENGINE_DIR", help="engine directory")
+    parser.add_argument("--json", action="store_true", help="print one JSON object: config and manifest")
+
+
+def describe(directory: EngineDirectory) -> str:
+    """A person's view."""
+    config, manifest = directory.config, directory.manifest
+    limits = config.limits
+    position_bytes = sum(2 * 4 * heads * size for heads, size in config.kv_layers)
+    total = sum(manifest.files.values())
+    rows = [
+        ("model", f"{config.model} ({manifest.source})"),
+        ("licence", manifest.licence),
+        ("precision", f"{manifest.precision}, lowering {manifest.lowering}"),
+        (
+            "shape",
+            f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, vocabulary {config.vocab_size}, "
+            f"{config.num_attention_heads} heads",
+        ),
+        (
+            "limits",
+            f"batch {limits.max_batch_size}, prompt {limits.max_input_len} tokens, "
+            f"prompt and answer {limits.max_kv_cache_capacity} tokens",
+        ),
+        ("cache", f"{position_bytes / 1024:.0f} KiB a token as float32"),
+        ("end tokens", ", ".join(map(str, config.eos_token_id)) or "none"),
+        ("built by", f"edgellm_ros {manifest.builder_version}, fingerprint {manifest.fingerprint[:16]}"),
+        ("files", f"{total / 1e6:.1f} MB in {directory.path}"),
+    ]
+    lines = [f"{name + ':':<12}{text}" for name, text in rows]
+    lines += [f"{'':<12}{size / 1e6:9.1f} MB  {name}" for name, size in manifest.files.items()]
+    return "\n".join(lines)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print; 0 when the directory is sound."""
+    directory = open_engine_directory(arguments.engine_dir)
+    if arguments.json:
+        content = {"config": directory.config.to_json(), "manifest": directory.manifest.to_json()}
+        print(json.dumps(content, ensure_ascii=False, indent=1))
+    else:
+        print(describe(directory))
+    return 0
