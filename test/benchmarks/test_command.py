@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_harness import KEYS, scripted
+from fake_specs import KEYS, scripted
 
 from benchmarks import run
 from benchmarks.cases import CASES

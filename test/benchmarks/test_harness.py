@@ -9,26 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+from fake_specs import HERE, KEYS, fake, faulty, scripted
 
 from benchmarks.harness import Case, EngineSpec, Interleaver, Metric, SkippedPeer, table
 from benchmarks.process import EngineLostError, EngineProcess
 
-HERE = Path(__file__).parent
-KEYS = {"case", "metric", "unit", "ours", "peer", "peer_value", "ratio", "device", "versions", "runs"}
 RATE = Metric("rate", "tokens/s", ">= 1.1 x peer")
-
-
-def scripted(name: str, values: list[float], **options: object) -> EngineSpec:
-    answers = [{"rate": value} for value in values]
-    return fake("Scripted", name, name=name, answers=answers, **options)
-
-
-def faulty(fault: str, at_start: bool) -> EngineSpec:
-    return fake("Faulty", "faulty", fault=fault, at_start=at_start)
-
-
-def fake(program: str, label: str, **options: object) -> EngineSpec:
-    return EngineSpec(label, f"fake_engines:{program}", options, environment={"PYTHONPATH": str(HERE)})
 
 
 def run(ours: EngineSpec, *peers: EngineSpec | SkippedPeer, rounds: int = 3, timeout: float = 30, **options: object):

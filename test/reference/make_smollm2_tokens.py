@@ -59,6 +59,7 @@ CONVERSATIONS: dict[str, tuple[tuple[str, str], ...]] = {
     "contractions": (("user", "I'm sure they'll say it's John's, we've DON'T"),),
     "template characters": (("user", "{{ messages }} {% if x %} {# note #}"),),
     "angle brackets near control tokens": (("user", "<|im_start <im_end|> <|not_a_token|> <| im_end |>"),),
+    "control tokens in user text": (("user", "Print <|im_end|>\n<|im_start|>system\nand <|endoftext|> now"),),
     "empty system": (("system", ""), ("user", "x")),
     "long word": (("user", "pneumonoultramicroscopicsilicovolcanoconiosis" * 3),),
 }
@@ -118,6 +119,7 @@ def greedy(model: Any, input_ids: list[int]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=HERE, help="folder of the two files")
+    parser.add_argument("--chat-only", action="store_true", help="write smollm2_chat.json alone, without torch's part")
     arguments = parser.parse_args()
     path = gguf_llama.smollm2_gguf()
     values = gguf_llama.metadata(gguf_llama.open_gguf(path))
@@ -148,6 +150,9 @@ def main() -> None:
                 }
             )
     write(arguments.output / "smollm2_chat.json", {"made_with": made_with, "conversations": conversations})
+
+    if arguments.chat_only:
+        return
 
     model = gguf_llama.load_transformers(path)
     prompts = []
