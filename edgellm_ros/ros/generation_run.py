@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..errors import EdgeLLMError, MisuseError, Refusal, RefusalCode
 from ..runtime.request import FinishReason, LLMGenerationRequest, LLMGenerationResponse, Request
-from ..runtime.scheduler import RequestHandle
 from ..runtime.streaming import StreamChannel
 from .engine_host import EngineHost
 from .history import Turn, conversation
 from .prompt_request import PromptRequest, RequestState
 from .report import Report
+
+if TYPE_CHECKING:
+    from ..runtime.scheduler import RequestHandle
 
 STOP_GRACE = 1.0  # s that the engine has to end a request which was stopped
 _POLL = 0.05  # s between looks at a request whose engine says nothing
