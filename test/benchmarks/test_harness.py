@@ -13,6 +13,7 @@ from fake_specs import HERE, KEYS, fake, faulty, scripted
 
 from benchmarks.harness import Case, EngineSpec, Interleaver, Metric, SkippedPeer, table
 from benchmarks.process import EngineLostError, EngineProcess
+from benchmarks.session_times import median_share_between
 
 RATE = Metric("rate", "tokens/s", ">= 1.1 x peer")
 
@@ -158,3 +159,10 @@ def test_interpreter_of_its_own_runs_the_engine():
     engine = EngineProcess(spec, threads=1, timeout=30)
     assert engine.versions["scripted"] == "1.0"
     engine.close()
+
+
+def test_share_between_calls_is_the_median_step():
+    spans = [(0.0, 0.9), (1.0, 1.8), (2.0, 2.9), (3.0, 3.9), (60.0, 60.9)]
+    assert median_share_between(spans) == pytest.approx(15)
+    with pytest.raises(ValueError, match="at least 2"):
+        median_share_between(spans[:1])
