@@ -39,7 +39,7 @@ class CPUBackend(HostBackend):
                 "build the engine directory again."
             )
         engine.capabilities = probe(engine)
-        self._engines.append(engine)
+        self._engines.add(engine)
         return engine
 
     def allocate_kv_cache(self, layout: CacheLayout, rows: int, capacity: int) -> CPUKVCache:
@@ -49,5 +49,5 @@ class CPUBackend(HostBackend):
         """
         self._check_open()
         cache = CPUKVCache(layout, rows, capacity)
-        self._bytes["caches"] += cache.nbytes
+        self._count("caches", cache, cache.nbytes)
         return cache

@@ -27,6 +27,7 @@ _TYPES = {
     "tensor(bool)": DataType.BOOL,
 }
 _ONNX_BFLOAT16 = 16
+_FATAL = 4  # log level: errors come as exceptions, and need not stand on a robot's console as well
 _CACHE_NAME = re.compile(r"(?:past|present)_(key|value)_(\d+)")
 _MOST_BINDINGS = 64  # shapes whose bindings are kept; a decode step uses one for each batch size
 
@@ -44,13 +45,15 @@ class CPUEngine:
         if path.is_dir():
             path = path / GRAPH_FILE
         self._path = path
-        self._session = _open_session(path, threads)
+        self._session: Any = _open_session(path, threads)
         self._run_options = onnxruntime.RunOptions()
+        self._run_options.log_severity_level = _FATAL
         self._bound: dict[str, HostTensor] = {}
         self._cache: CPUKVCache | None = None
         self._bindings: dict[object, Any] = {}
         self._inputs: dict[str, TensorSpec] = {}
         self._outputs: dict[str, TensorSpec] = {}
+        self._metadata = dict(self._session.get_modelmeta().custom_metadata_map)
         past: dict[int, TensorSpec] = {}
         present: dict[int, TensorSpec] = {}
         for nodes, plain, caches in (
@@ -92,7 +95,7 @@ class CPUEngine:
     @property
     def metadata(self) -> Mapping[str, str]:
         """What the builder noted in the graph."""
-        return dict(self._session.get_modelmeta().custom_metadata_map)
+        return self._metadata
 
     def bind(self, name: str, tensor: Tensor) -> None:
         """:raises ValueError: unknown name or another element type."""
@@ -125,25 +128,26 @@ class CPUEngine:
 
         :raises BackendError: a tensor is not bound or too small, or ONNX Runtime refused or failed.
         """
+        session = self._session
+        if session is None:
+            raise BackendError(f"the engine {self._path} is closed; open a new one.")
         key = (first_row, *shapes.items())
         binding = self._bindings.get(key)
         if binding is None:
-            binding = self._make_binding(shapes, first_row)
+            binding = self._make_binding(session, shapes, first_row)
             if len(self._bindings) >= _MOST_BINDINGS:
                 self._bindings.pop(next(iter(self._bindings)))
             self._bindings[key] = binding
         try:
-            self._session.run_with_iobinding(binding, self._run_options)
+            session.run_with_iobinding(binding, self._run_options)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this
             raise BackendError(f"ONNX Runtime failed while running {self._path}: {_first_line(error)}") from error
 
-    def _make_binding(self, shapes: Mapping[str, tuple[int, ...]], first_row: int) -> Any:
-        if self._session is None:
-            raise BackendError(f"the engine {self._path} is closed; open a new one.")
+    def _make_binding(self, session: Any, shapes: Mapping[str, tuple[int, ...]], first_row: int) -> Any:
         missing = [name for name in self._inputs if name not in self._bound or name not in shapes]
         if missing:
             raise BackendError(f"{missing[0]!r} is not bound or has no shape; bind every input and give its shape.")
-        binding = self._session.io_binding()
+        binding = session.io_binding()
         for name, shape in shapes.items():
             spec = self._inputs.get(name) or self._outputs.get(name)
             tensor = self._bound.get(name)
@@ -182,6 +186,7 @@ class CPUEngine:
     def close(self) -> None:
         """End a run under way in another thread and let go of everything; a second call does nothing."""
         self._run_options.terminate = True
+        self._session = None
         self.unbind()
 
 
@@ -192,7 +197,7 @@ def _open_session(path: Path, threads: int) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = 3  # errors come as exceptions; warnings would go to the console of a robot
+    options.log_severity_level = _FATAL
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no base but this

@@ -307,14 +307,14 @@ class FakeBackend(HostBackend):
         path = Path(path)
         directory = path if path.is_dir() else path.parent
         engine = FakeEngine(FakeScript.from_json(read_json(directory / FAKE_FILE)), self._released, self.hanging)
-        self._engines.append(engine)
+        self._engines.add(engine)
         return engine
 
     def allocate_kv_cache(self, layout: CacheLayout, rows: int, capacity: int) -> FakeKVCache:
         """A cache of ids."""
         self._check_open()
         cache = FakeKVCache(layout, rows, capacity)
-        self._bytes["caches"] += cache.slots.nbytes
+        self._count("caches", cache, cache.slots.nbytes)
         return cache
 
     def release(self) -> None:

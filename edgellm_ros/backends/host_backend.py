@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 
@@ -40,13 +41,22 @@ class HostBackend:
 
     def __init__(self) -> None:
         self._closed = False
-        self._engines: list[Engine] = []
+        self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._bytes = {"tensors": 0, "caches": 0, "embeddings": 0}
         self._frequencies: dict[RopeKind, np.ndarray] = {}
 
     def _check_open(self) -> None:
         if self._closed:
             raise MisuseError("this backend is closed; open a new one.")
+
+    def _count(self, kind: str, owner: object, size: int) -> None:
+        """Let ``memory`` count ``size`` bytes for as long as ``owner`` lives."""
+        self._bytes[kind] += size
+
+        def forget() -> None:
+            self._bytes[kind] -= size
+
+        weakref.finalize(owner, forget).atexit = False
 
     def allocate(self, shape: tuple[int, ...], dtype: DataType) -> HostTensor:
         """Zeroed memory.
@@ -56,10 +66,11 @@ class HostBackend:
         self._check_open()
         try:
             array = aligned_zeros(tuple(shape), dtype.numpy)
-        except MemoryError:
+        except (MemoryError, OSError, OverflowError):
             raise BackendError(f"no memory for a tensor {dtype.value} {tuple(shape)}; lower the limits.") from None
-        self._bytes["tensors"] += array.nbytes
-        return HostTensor(array, dtype)
+        tensor = HostTensor(array, dtype)
+        self._count("tensors", tensor, array.nbytes)
+        return tensor
 
     def allocate_sampler(self, rows: int, vocab_size: int) -> HostSampler:
         """Sampling state for ``rows`` sequences."""
@@ -73,7 +84,7 @@ class HostBackend:
         """
         self._check_open()
         table = HostEmbeddingTable(Path(path), scale)
-        self._bytes["embeddings"] += table.shape[0] * table.shape[1] * table.dtype.numpy.itemsize
+        self._count("embeddings", table, table.nbytes)
         return table
 
     def gather_embeddings(self, table: EmbeddingTableProtocol, token_ids: Tensor, out: Tensor) -> None:
@@ -121,6 +132,6 @@ class HostBackend:
         if self._closed:
             return
         self._closed = True
-        engines, self._engines = self._engines, []
-        for engine in engines:
+        for engine in list(self._engines):
             engine.close()
+        self._engines.clear()

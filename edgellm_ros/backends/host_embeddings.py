@@ -96,6 +96,11 @@ class HostEmbeddingTable:
         """Element type in the file."""
         return self._dtype
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the rows take in the file."""
+        return int(self._values.nbytes)
+
     def gather(self, token_ids: np.ndarray, out: np.ndarray) -> None:
         """Fill out float32 [..., D] with scale * rows of ``token_ids`` [...]; ids outside the vocabulary give zeros."""
         ids = token_ids.reshape(-1)

@@ -11,6 +11,8 @@ from . import sampling_math
 from .base import SamplingRow, Tensor
 from .host_tensor import host_array
 
+_Ranked = tuple[int, list[tuple[int, float]]]  # num_logprobs of the row, then what ``logprobs`` gives
+
 
 class _RowState:
     """What one sequence carries from draw to draw."""
@@ -57,11 +59,14 @@ class HostSampler:
     def __init__(self, rows: int, vocab_size: int) -> None:
         self._states: list[_RowState | None] = [None] * rows
         self._vocab_size = vocab_size
-        self._logprobs: list[list[tuple[int, float]] | None] = []
+        self._logprobs: list[_Ranked] = []  # of the last call, in its order
 
-    def _state(self, row: int) -> _RowState:
+    def _check_row(self, row: int) -> None:
         if not 0 <= row < len(self._states):
             raise MisuseError(f"sampler row {row} was asked; want one of 0..{len(self._states) - 1}.")
+
+    def _state(self, row: int) -> _RowState:
+        self._check_row(row)
         state = self._states[row]
         if state is None:
             raise MisuseError(f"sampler row {row} holds no sequence; call set_row first.")
@@ -73,13 +78,13 @@ class HostSampler:
         :raises ValueError: ``logit_bias`` names an id outside the vocabulary.
         :raises MisuseError: no such row.
         """
-        if not 0 <= row < len(self._states):
-            raise MisuseError(f"sampler row {row} was asked; want one of 0..{len(self._states) - 1}.")
+        self._check_row(row)
         self._states[row] = _RowState(parameters, prompt_ids, position, self._vocab_size)
 
     def move_row(self, source: int, destination: int) -> None:
         """Give ``destination`` the whole state of ``source``, which then holds no sequence."""
         state = self._state(source)
+        self._check_row(destination)
         if source != destination:
             self._states[destination] = state
             self._states[source] = None
@@ -112,14 +117,15 @@ class HostSampler:
                 f"logits {values.shape} and token ids {ids.shape} were given for {len(rows)} rows; "
                 f"want ({len(rows)}, {self._vocab_size}) and ({len(rows)},)."
             )
-        self._logprobs = [None] * len(rows)
-        for index, row in enumerate(rows):
-            state = self._state(row)
+        states = [self._state(row) for row in rows]
+        self._logprobs = []
+        for index, state in enumerate(states):
             token_id = self._pick(values[index], state)
             ids[index] = token_id
+            asked = state.parameters.num_logprobs
+            pairs = self._rank(values[index], token_id, asked) if asked and token_id >= 0 else []
+            self._logprobs.append((asked, pairs))
             if token_id >= 0:
-                if state.parameters.num_logprobs:
-                    self._logprobs[index] = self._rank(values[index], token_id, state.parameters.num_logprobs)
                 state.count(token_id)
                 state.position += 1
 
@@ -164,9 +170,11 @@ class HostSampler:
 
         Tokens that a mask forbids are left out. Empty where the draw gave id -1.
 
-        :raises MisuseError: the row asked for none, or for fewer.
+        :raises MisuseError: no such draw, its row asked for none, or for fewer.
         """
         if not 0 <= index < len(self._logprobs):
             raise MisuseError(f"log probabilities of draw {index} were asked; the last call had {len(self._logprobs)}.")
-        ranked = self._logprobs[index]
-        return [] if ranked is None else ranked[: count + 1]
+        asked, pairs = self._logprobs[index]
+        if asked == 0 or count > asked:
+            raise MisuseError(f"{count} log probabilities of a draw were asked; its row's num_logprobs is {asked}.")
+        return pairs[: count + 1]

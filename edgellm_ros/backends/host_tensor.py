@@ -30,11 +30,12 @@ def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
 class HostTensor:
     """A ``Tensor`` over a C-contiguous NumPy array; work has always finished, so ``numpy`` never waits."""
 
-    __slots__ = ("_dtype", "array")
+    __slots__ = ("__weakref__", "_dtype", "_owner", "array")
 
-    def __init__(self, array: np.ndarray, dtype: DataType) -> None:
+    def __init__(self, array: np.ndarray, dtype: DataType, owner: HostTensor | None = None) -> None:
         self.array = array
         self._dtype = dtype
+        self._owner = owner  # keeps the tensor alive that this one is a view of
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -62,7 +63,7 @@ class HostTensor:
         count = math.prod(shape)
         if count > self.array.size or min(shape, default=0) < 0:
             raise ValueError(f"a prefix of shape {shape} was asked of a tensor of shape {self.shape}; want one inside.")
-        return HostTensor(self.array.reshape(-1)[:count].reshape(shape), self._dtype)
+        return HostTensor(self.array.reshape(-1)[:count].reshape(shape), self._dtype, self)
 
     def write(self, values: np.ndarray) -> None:
         """Copy ``values`` in.
