@@ -32,6 +32,7 @@ class EngineSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
     interpreter: str | None = None  # another Python; None is the one that runs the harness
     environment: Mapping[str, str] = field(default_factory=dict)
+    timeout: float | None = None  # seconds for the start and for each round; None is the harness's
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ class Interleaver:
             for spec in specifications:
                 self._say(f"{case.name}: starting {spec.label}")
                 try:
-                    engines[spec.label] = self._start(spec, threads=self.threads, timeout=self.timeout)
+                    engines[spec.label] = self._start(spec, threads=self.threads, timeout=spec.timeout or self.timeout)
                     versions[spec.label] = engines[spec.label].versions
                 except EngineLostError as lost:
                     if spec is case.ours:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import time
 from pathlib import Path
 from typing import Any
 
 from .prompts import prompt_ids
+from .session_times import watch_sessions
 
 
 class Runtime:
@@ -18,9 +18,7 @@ class Runtime:
     """
 
     def __init__(self, engine_directory: str, *, threads: int, backend: str = "auto") -> None:
-        self._spans: list[tuple[float, float]] = []
-        if backend in ("auto", "onnxruntime"):
-            self._watch_sessions()
+        self._spans = watch_sessions()
         from edgellm_ros import LLMInferenceRuntime
 
         self._runtime = LLMInferenceRuntime(engine_directory, backend=backend, threads=threads)
@@ -70,21 +68,6 @@ class Runtime:
         if len(response.output_ids[0]) != tokens:
             raise RuntimeError(f"the runtime gave {len(response.output_ids[0])} tokens; want {tokens}")
         return response.times[0]
-
-    def _watch_sessions(self) -> None:
-        """Note when each ``InferenceSession`` call starts and ends; the rest of a step is ours."""
-        session = importlib.import_module("onnxruntime").InferenceSession
-        for name in ("run", "run_with_iobinding"):
-            original = getattr(session, name)
-
-            def timed(this: Any, *arguments: Any, _call: Any = original, **options: Any) -> Any:
-                start = time.monotonic()
-                try:
-                    return _call(this, *arguments, **options)
-                finally:
-                    self._spans.append((start, time.monotonic()))
-
-            setattr(session, name, timed)
 
 
 def weight_bytes(engine_directory: Path) -> int:

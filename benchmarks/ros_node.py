@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .ours import version
+from .session_times import median_share_between
 from .workspace import ROOT, child_environment
 
 NODE_NAME = "edgellm_benchmark"
@@ -125,7 +126,7 @@ class Node:
         """Start, ``prompts`` requests of ``tokens`` each, stop; medians over the requests."""
         client = Client()
         with tempfile.TemporaryDirectory() as folder:
-            times = Path(folder) / "publish_times.json"
+            times = Path(folder) / "times.json"
             log = (Path(folder) / "log").open("w+b")
             start = time.monotonic()
             process = subprocess.Popen(
@@ -143,11 +144,12 @@ class Node:
                 end(process)
                 client.close()
                 log.close()
-            published = json.loads(times.read_text(encoding="utf-8"))
+            noted = json.loads(times.read_text(encoding="utf-8"))
         return {
             "first_delta": 1e3 * statistics.median(first for first, _ in asked),
             "first_delta_added": 1e3 * statistics.median(first - own for first, own in asked),
-            "publish_time": 1e6 * statistics.median(published),
+            "publish_time": 1e6 * statistics.median(noted["publish"]),
+            "outside_share": median_share_between(noted["sessions"]),
             "active_after": active,
             "peak_memory": peak,
         }
@@ -168,7 +170,7 @@ class Node:
         return [*node, "--ros-args", "-r", f"__node:={NODE_NAME}", *parameters]
 
     def _environment(self, times: Path) -> dict[str, str]:
-        return {**child_environment(), "EDGELLM_PUBLISH_TIMES": str(times)}
+        return {**child_environment(), "EDGELLM_NODE_TIMES": str(times)}
 
 
 def peak_memory(pid: int) -> float:

@@ -17,6 +17,7 @@ def int8(workspace: Workspace) -> Case:
             Metric("first_delta", "ms after publishing"),
             Metric("first_delta_added", "ms over the runtime's", "<= 5"),
             Metric("publish_time", "us a delta", "< 150"),
+            Metric("outside_share", "% of a step", "< 5"),
             Metric("active_after", "s from start", "<= 2.5"),
             Metric("peak_memory", "MB", "< 450"),
         ),

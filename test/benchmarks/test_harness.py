@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,12 @@ from fake_specs import HERE, KEYS, fake, faulty, scripted
 
 from benchmarks.harness import Case, EngineSpec, Interleaver, Metric, SkippedPeer, table
 from benchmarks.process import EngineLostError, EngineProcess
+from benchmarks.session_times import median_share_between
 
 RATE = Metric("rate", "tokens/s", ">= 1.1 x peer")
 
 
-def run(ours: EngineSpec, *peers: EngineSpec | SkippedPeer, rounds: int = 3, timeout: float = 30, **options: object):
+def run(ours: EngineSpec, *peers: EngineSpec | SkippedPeer, rounds: int = 3, timeout: float = 60, **options: object):
     case = Case("a_case", ours, options.pop("metrics", (RATE,)), "work", {"tokens": 4}, peers)
     return Interleaver(rounds, 2, timeout=timeout).run(case)
 
@@ -56,13 +58,14 @@ def test_engines_take_turns_and_each_starts_some_round(tmp_path):
         ("raise", "ValueError: no such weights"),
         ("crash", "ended by SIGSEGV"),
         ("exit", "exited with code 3; last line: the last words"),
-        ("hang", "no answer within 5 s"),
+        ("hang", "no answer within 6 s"),
     ],
 )
 def test_peer_that_fails_is_skipped_by_name_and_reason(fault, reason, at_start):
-    broken, good = run(
-        scripted("ours", [9, 1, 2, 3]), faulty(fault, at_start), scripted("good", [9, 1, 1, 1]), timeout=3
-    )
+    bad = faulty(fault, at_start)
+    if fault == "hang":
+        bad = replace(bad, timeout=6.0)
+    broken, good = run(scripted("ours", [9, 1, 2, 3]), bad, scripted("good", [9, 1, 1, 1]))
     assert (broken.peer, broken.skipped, broken.peer_value, broken.ratio) == ("faulty", reason, None, None)
     assert (good.peer, good.ratio, len(good.ours_runs)) == ("good", 2, 3)
     assert broken.to_json()["peer"] == f"faulty (skipped: {reason})"
@@ -111,11 +114,11 @@ def test_our_missing_metric_is_an_error():
 )
 def test_engine_that_cannot_be_loaded_says_why(spec, reason):
     with pytest.raises(EngineLostError, match=reason):
-        EngineProcess(spec, threads=1, timeout=30)
+        EngineProcess(spec, threads=1, timeout=60)
 
 
 def test_child_gets_the_thread_count_and_ends_with_its_parent_object():
-    engine = EngineProcess(scripted("ours", []), threads=3, timeout=30)
+    engine = EngineProcess(scripted("ours", []), threads=3, timeout=60)
     try:
         assert engine.round("threads", {}) == {"rate": 3, "omp": 3}
         pid = engine.pid
@@ -155,6 +158,13 @@ def test_interpreter_of_its_own_runs_the_engine():
     spec = EngineSpec(
         "other", "fake_engines:Scripted", {"answers": []}, sys.executable, environment={"PYTHONPATH": str(HERE)}
     )
-    engine = EngineProcess(spec, threads=1, timeout=30)
+    engine = EngineProcess(spec, threads=1, timeout=60)
     assert engine.versions["scripted"] == "1.0"
     engine.close()
+
+
+def test_share_between_calls_is_the_median_step():
+    spans = [(0.0, 0.9), (1.0, 1.8), (2.0, 2.9), (3.0, 3.9), (60.0, 60.9)]
+    assert median_share_between(spans) == pytest.approx(15)
+    with pytest.raises(ValueError, match="at least 2"):
+        median_share_between(spans[:1])

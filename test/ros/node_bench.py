@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.srv import DescribeParameters, GetParameters, SetParameters, SetParametersAtomically
 from rclpy.context import Context
-from rclpy.executors import SingleThreadedExecutor
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.parameter import Parameter
 from std_srvs.srv import SetBool, Trigger
 
@@ -62,10 +63,8 @@ class NodeBench:
 
     @staticmethod
     def _spin(executor: SingleThreadedExecutor) -> None:
-        try:
+        with contextlib.suppress(ExternalShutdownException):
             executor.spin()
-        except rclpy.executors.ExternalShutdownException:
-            pass
 
     def _take_diagnostics(self, message: DiagnosticArray) -> None:
         for status in message.status:

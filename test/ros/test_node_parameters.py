@@ -120,7 +120,9 @@ def test_a_value_for_no_parameter_is_told_with_the_nearest_name(start_node: Call
 def test_the_shipped_parameter_file_is_taken_whole(start_node: Callable[..., NodeBench]) -> None:
     from edgellm_ros.resources import resource_path
 
-    bench = start_node(arguments=["--ros-args", "--params-file", str(resource_path("config/edgellm.yaml"))], active=False)
+    bench = start_node(
+        arguments=["--ros-args", "--params-file", str(resource_path("config/edgellm.yaml"))], active=False
+    )
     assert bench.node.parameters.unknown_overrides() == []
     assert bench.node.parameters.settings().generation.temperature == 0.7
 

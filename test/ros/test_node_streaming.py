@@ -9,7 +9,7 @@ from node_bench import NodeBench
 from edgellm_ros.backends.fake import FakeMode, FakeScript, write_fake_engine_directory
 
 HARD_TEXT = "é e\u0301x ďábelské A 世ab 삼겹살 👩\u200d👩\u200d👧 🏳️\u200d🌈 🇪🇸"
-RIGHT_TO_LEFT = "שלום עולם \u202bمرحبا\u202c a\u0308\u0323o"
+RIGHT_TO_LEFT = "שלום עולם \u202bمرحبا\u202c a\u0308\u0323o"  # noqa: RUF001
 
 
 @pytest.fixture
@@ -98,7 +98,13 @@ def test_control_tokens_are_refused_or_let_through_by_rule(start: Callable[..., 
 
 @pytest.mark.parametrize(
     ("prompt", "code"),
-    [("", "empty_prompt"), ("   ", "empty_prompt"), ("\n\t", "empty_prompt"), ("x" * 17, "input_too_long"), ("x" * 16, "")],
+    [
+        ("", "empty_prompt"),
+        ("   ", "empty_prompt"),
+        ("\n\t", "empty_prompt"),
+        ("x" * 17, "input_too_long"),
+        ("x" * 16, ""),
+    ],
     ids=["empty", "spaces", "blank", "limit + 1", "limit"],
 )
 def test_prompts_are_refused_or_taken_by_length(start: Callable[..., NodeBench], prompt: str, code: str) -> None:
