@@ -26,7 +26,7 @@ DOMAINS_PER_RUN = 10
 DOMAIN_BLOCKS = 10
 # what a complete environment may lack: parts of ROS that no wheel carries, and peers to compare with
 IN_NO_WHEEL = {"ament_xmllint", "launch", "launch_ros", "launch_testing", "llama_cpp", "torch"}
-OLD_ENGINE_LIBRARY = (
+GRAPH_REFUSED = r"does not load in onnxruntime 1\.23|onnxruntime_pybind11_state\.(Fail|InvalidGraph|NotImplemented)"
     r"does not load in onnxruntime 1\.23|onnxruntime_pybind11_state\.(InvalidGraph|Fail|NotImplemented)"
 )
 
@@ -87,7 +87,7 @@ def _skip_for_old_engine_library(report: pytest.TestReport, item: pytest.Item) -
     """Python 3.10 has no onnxruntime that runs today's graphs; that the refusal is clear is all that can be asked."""
     if sys.version_info >= (3, 11) or not report.failed:
         return
-    if re.search(OLD_ENGINE_LIBRARY, report.longreprtext):
+    if re.search(GRAPH_REFUSED, report.longreprtext):
         report.outcome = "skipped"
         report.longrepr = (str(item.path), item.location[1] or 0, "Skipped: onnxruntime 1.23 does not load this graph")
 
