@@ -200,7 +200,7 @@ class Tokenizer:
         while True:  # a normaliser may still turn other text into a control token
             encoding = self._full.encode(text, add_special_tokens=False)
             for token, (start, end) in zip(reversed(encoding.ids), reversed(encoding.offsets), strict=True):
-                if token in self._control and end > start and text[start:end] not in keep:
+                if self._written_as_control(token, text[start:end]) and text[start:end] not in keep:
                     text = text[:start] + nonce.name(text[start:end]) + text[end:]
                     break
             else:
@@ -219,20 +219,35 @@ class Tokenizer:
             if part:
                 ids.extend((later if done else first).encode(part, add_special_tokens=False).ids)
 
+        seen = False
         for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            if token not in self._control:
-                continue
-            if end <= start:  # put there by the post-processor: before or after everything
-                if done or ids or start:
+            if end <= start and token in self._control:  # put there by the post-processor: before or after everything
+                if seen:
                     literal(len(text))
                     done = len(text)
                 ids.append(token)
+                continue
+            seen = True
+            if not self._written_as_control(token, text[start:end]):
                 continue
             literal(start)
             ids.append(token)
             done = end
         literal(len(text))
         return ids
+
+    def _written_as_control(self, token: int, text: str) -> bool:
+        """True when a token stands for the text of a control token, and not for text that no token knows."""
+        control = self._control.get(token, "").strip()
+        if not control or not text:
+            return False
+        if text.strip() == control:
+            return True
+        normalizer = self._full.normalizer
+        if normalizer is None:
+            return False
+        normalised: str = normalizer.normalize_str(text)
+        return normalised.strip() == str(normalizer.normalize_str(control)).strip()
 
     def _literal_tokenizers(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
         """For the first part of a text and for later ones (they differ where only a text's start gets a space)."""

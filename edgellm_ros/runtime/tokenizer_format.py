@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-_OPENING_AND_CLOSING = {"<": ">", "[": "]", "{": "}", "|": "|", "｜": "｜"}
+_OPENING_AND_CLOSING = {"<": ">", "[": "]", "{": "}", "|": "|"}
 
 
 def control_tokens(added_tokens: Mapping[int, Any]) -> dict[int, str]:
