@@ -44,7 +44,7 @@ class LLMGenerationMetrics:
 
 @dataclass
 class RequestEngineMetrics:
-    """Of a scheduler. A stall counts once per tick that it blocks."""
+    """Of a scheduler. A stall counts once per step of the running batch that the first in the queue has to wait."""
 
     submitted: int = 0
     refused: int = 0
@@ -53,7 +53,6 @@ class RequestEngineMetrics:
     failed: int = 0
     step_timeouts: int = 0
     admitted_mid_flight: int = 0
-    stalls_incompatible: int = 0
     stalls_no_capacity: int = 0
     queue_latency_count: int = 0
     queue_latency_total: float = 0.0  # s

@@ -26,7 +26,6 @@ from .executor import ModelExecutor
 from .generation import GenerationContext, InProgressGuard, SteppedGeneration, TokenBroadcastFn
 from .metrics import LLMGenerationMetrics, LLMPrefillMetrics
 from .request import LLMGenerationRequest, LLMGenerationResponse
-from .sequence import Sequence
 from .session import GenerationSession, append_result
 from .tokenizer import Tokenizer
 
@@ -312,9 +311,9 @@ class LLMRankRuntime:
         self._open = None
 
     @property
-    def open_sequences(self) -> list[Sequence]:
-        """Live sequences of the open request; for the watchdog, while a step hangs."""
-        return list(self._open.context.sequences) if self._open is not None else []
+    def open_context(self) -> GenerationContext | None:
+        """Rows and unclaimed results of the open request; None while there is none."""
+        return self._open.context if self._open is not None else None
 
     def close(self) -> None:
         """Abort an open request and free the engine; a second call does nothing."""
