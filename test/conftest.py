@@ -27,8 +27,6 @@ DOMAIN_BLOCKS = 10
 # what a complete environment may lack: parts of ROS that no wheel carries, and peers to compare with
 IN_NO_WHEEL = {"ament_xmllint", "launch", "launch_ros", "launch_testing", "llama_cpp", "torch"}
 GRAPH_REFUSED = r"does not load in onnxruntime 1\.23|onnxruntime_pybind11_state\.(Fail|InvalidGraph|NotImplemented)"
-    r"does not load in onnxruntime 1\.23|onnxruntime_pybind11_state\.(InvalidGraph|Fail|NotImplemented)"
-)
 
 _log_folder = tempfile.mkdtemp(prefix="edgellm-test-log-")
 
