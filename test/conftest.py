@@ -44,7 +44,9 @@ def _set_ros_environment() -> None:
     # Never the domain of the shell: tests must not talk to a robot.
     os.environ["ROS_DOMAIN_ID"] = str(_domain_id())
     os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
-    os.environ["ROS_LOCALHOST_ONLY"] = "1" if os.environ.get("ROS_DISTRO") == "humble" else "0"
+    os.environ.pop("ROS_LOCALHOST_ONLY", None)
+    if os.environ.get("ROS_DISTRO") == "humble":  # which does not know the variable above
+        os.environ["ROS_LOCALHOST_ONLY"] = "1"
     os.environ["ROS_LOG_DIR"] = _log_folder
     profile = str(resource_path("config/fastdds_shared_memory.xml"))
     for variable in ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE"):
