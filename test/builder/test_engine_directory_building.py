@@ -266,7 +266,8 @@ build_engine(sys.argv[1], sys.argv[2], limits=BuilderLimits(2, 16, 32), progress
 
 def start_paused_build(checkpoint, place):
     child = subprocess.Popen([sys.executable, "-c", CHILD, checkpoint, place], stdout=subprocess.PIPE, text=True)
-    assert child.stdout.readline() == "writing\n"
+    with child.stdout:
+        assert child.stdout.readline() == "writing\n"
     return child
 
 
@@ -302,11 +303,13 @@ def test_a_signal_ends_the_command_with_130_and_leaves_nothing(large, place, num
     assert siblings(place) == []
 
 
+# VmHWM and not ru_maxrss: the latter starts at what the parent of the process had
 MEMORY = """
-import json, resource, sys
+import re, sys
+from pathlib import Path
 from edgellm_ros.builder.build import build_engine
 build_engine(sys.argv[1], sys.argv[2], precision=sys.argv[3])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+print(int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text()).group(1)) * 1024)
 """
 
 
