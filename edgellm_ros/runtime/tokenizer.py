@@ -25,8 +25,6 @@ from .pieces import PieceDecoder
 from .request import Message, SpecialTokenPolicy
 from .tokenizer_format import control_tokens, without_control_tokens
 
-THINKING_MARKERS = ("<think>", "</think>")
-
 
 @dataclass(frozen=True)
 class EncodedPrompt:
@@ -64,6 +62,8 @@ class Tokenizer:
         self.chat_template = chat_template
         self._added = self._full.get_added_tokens_decoder()
         self._control = control_tokens(self._added)
+        # What a model writes into its own turns (reasoning, tool calls) and its template looks for there.
+        self._markers = frozenset(text for token, text in self._control.items() if not self._added[token].special)
         texts = sorted((text for text in self._control.values() if text), key=len, reverse=True)
         self._control_pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
         self._literal: tuple[tokenizers.Tokenizer, tokenizers.Tokenizer] | None = None
@@ -156,7 +156,7 @@ class Tokenizer:
         contents = [_valid(message.content) for message in messages]
         if special_tokens is not SpecialTokenPolicy.ALLOW:
             contents = [
-                self._mark(content, nonce, THINKING_MARKERS if message.role == "assistant" else ())
+                self._mark(content, nonce, self._markers if message.role == "assistant" else frozenset())
                 for message, content in zip(messages, contents, strict=True)
             ]
         if template is None:
@@ -166,7 +166,7 @@ class Tokenizer:
         else:
             rendered = template.render(
                 [
-                    {"role": _valid(message.role), "content": content}
+                    {"role": self._role(message.role, nonce, special_tokens), "content": content}
                     for message, content in zip(messages, contents, strict=True)
                 ],
                 add_generation_prompt=add_generation_prompt,
@@ -184,12 +184,15 @@ class Tokenizer:
             raise RequestError("nothing is left of the prompt after tokenising.", RefusalCode.EMPTY_PROMPT)
         return EncodedPrompt(nonce.restore(rendered), ids, count)
 
+    def _role(self, role: str, nonce: _Nonce, policy: SpecialTokenPolicy) -> str:
+        return _valid(role) if policy is SpecialTokenPolicy.ALLOW else self._mark(_valid(role), nonce)
+
     def _encode_plain(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._full.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def _mark(self, text: str, nonce: _Nonce, keep: Sequence[str] = ()) -> str:
-        """Replace the text of control tokens by private names."""
+    def _mark(self, text: str, nonce: _Nonce, keep: frozenset[str] = frozenset()) -> str:
+        """Replace the text of control tokens, but those to ``keep``, by private names."""
         if self._control_pattern is None:
             return text
         text = self._control_pattern.sub(

@@ -147,14 +147,17 @@ def test_a_rank_above_zero_needs_a_broadcast(runtime):
     generation.close()
 
 
-def test_a_lost_rank_ends_the_request(runtime):
+@pytest.mark.parametrize("calls_that_work", range(8))
+def test_a_lost_rank_ends_the_request(runtime, calls_that_work):
     prepared = runtime.prepare(request("hi", channels=[channel := StreamChannel()]))
     calls = []
     assert not runtime.rank.handle_request(
         prepared, LLMGenerationResponse(), parallel_rank=0,
-        token_broadcast=lambda values: calls.append(list(values)) or len(calls) < 4,
+        token_broadcast=lambda values: calls.append(list(values)) or len(calls) <= calls_that_work,
     )  # fmt: skip
-    assert drain(channel)[-1].finished
+    assert runtime.rank.last_refusal.code is RefusalCode.ENGINE_FAILED
+    chunks = drain(channel)
+    assert [chunk.finished for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert answer(runtime, request("hi"))
 
 
