@@ -227,8 +227,8 @@ class GenerationSession:
         sequence = self._admission.new_sequence(seed, request_id)
         row = len(context.sequences)
         self._admission.seat(sequence, row)
-        sequence.attach()  # last, for another thread can see it
         sequence.start(time.monotonic(), context.generation_round)
+        sequence.attach()  # last, for another thread can see it
         context.sequences.append(sequence)
         context.prefilling.append(sequence)
         return AdmitDecision.ADMITTED
