@@ -266,19 +266,23 @@ class Tokenizer:
 class _Nonce:
     """Names that no user can guess; only letters and digits, so they pass through template filters unharmed."""
 
+    _PATTERN = re.compile(r"zq([0-9a-f]{24})n([0-9]+)z")
+
     def __init__(self) -> None:
-        self._prefix = f"zq{secrets.token_hex(12)}n"
+        self._secret = ""
         self.originals: list[str] = []
-        self._pattern = re.compile(self._prefix + r"(\d+)z")
 
     def name(self, original: str) -> str:
+        self._secret = self._secret or secrets.token_hex(12)
         self.originals.append(original)
-        return f"{self._prefix}{len(self.originals) - 1}z"
+        return f"zq{self._secret}n{len(self.originals) - 1}z"
 
     def restore(self, text: str) -> str:
-        if not self.originals:
-            return text
-        return self._pattern.sub(lambda match: self.restore(self.originals[int(match.group(1))]), text)
+        return self._PATTERN.sub(self._original, text) if self.originals else text
+
+    def _original(self, match: re.Match[str]) -> str:
+        secret, index = match.groups()
+        return self.restore(self.originals[int(index)]) if secret == self._secret else match.group()
 
 
 def _valid(text: str) -> str:
