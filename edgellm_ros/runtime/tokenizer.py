@@ -57,7 +57,6 @@ class Tokenizer:
             ) from None
         self._full.no_truncation()
         self._full.no_padding()
-        self._definition = definition
         self.configuration = dict(configuration or {})
         self.chat_template = chat_template
         self._added = self._full.get_added_tokens_decoder()
@@ -255,11 +254,10 @@ class Tokenizer:
     def _literal_tokenizers(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
         """For the first part of a text and for later ones (they differ where only a text's start gets a space)."""
         if self._literal is None:
-            removed = set(self._control.values())
-            self._literal = (
-                tokenizers.Tokenizer.from_str(without_control_tokens(self._definition, removed, first=True)),
-                tokenizers.Tokenizer.from_str(without_control_tokens(self._definition, removed, first=False)),
-            )
+            definition, removed = self._full.to_str(), set(self._control.values())
+            texts = [without_control_tokens(definition, removed, first=first) for first in (True, False)]
+            start = tokenizers.Tokenizer.from_str(texts[0])
+            self._literal = (start, start if texts[0] == texts[1] else tokenizers.Tokenizer.from_str(texts[1]))
         return self._literal
 
 
