@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..runtime.streaming import StreamChannel
 
 MEMORY_FILE = Path("/proc/meminfo")
+MAX_BATCH_SIZE = 1  # the prompt topic runs one request at a time
 CLOSE_TIMEOUT = 1.0  # s that a running step has to end
 
 
@@ -33,7 +34,7 @@ class EngineFacts:
     model: str
     precision: str
     backend: str
-    threads: str
+    threads: int
     fingerprint: str
     directory: str
     load_time: float
@@ -81,18 +82,20 @@ class EngineHost:
             runtime = LLMInferenceRuntime(
                 directory.path, backend=settings.engine.backend, threads=settings.engine.threads
             )
-            stack.callback(runtime.close)
-            if settings.engine.warmup:
-                runtime.warm_up()
-            engine = RequestEngine(
-                runtime, RequestEngineConfig(max_batch_size=1, step_timeout=settings.engine.step_timeout)
-            )
-            described = runtime.describe()
+            with ExitStack() as undo:
+                undo.callback(runtime.close)
+                if settings.engine.warmup:
+                    runtime.warm_up(MAX_BATCH_SIZE)
+                engine = RequestEngine(
+                    runtime,
+                    RequestEngineConfig(max_batch_size=MAX_BATCH_SIZE, step_timeout=settings.engine.step_timeout),
+                )
+                undo.pop_all()
             facts = EngineFacts(
                 model=directory.config.model,
                 precision=directory.manifest.precision,
-                backend=str(described.get("backend", settings.engine.backend)),
-                threads=str(described.get("threads", settings.engine.threads or "all")),
+                backend=runtime.rank.backend.name,
+                threads=getattr(runtime.rank.backend, "threads", 1),  # not part of the seam: a GPU has none
                 fingerprint=directory.manifest.fingerprint,
                 directory=str(directory.path),
                 load_time=time.monotonic() - start,
@@ -123,9 +126,10 @@ class EngineHost:
         """Stop the worker and free the engine; False when a step does not return, so that nothing could be freed."""
         from ..runtime.scheduler import ShutdownMode
 
-        if not self._engine.shutdown(ShutdownMode.CANCEL, CLOSE_TIMEOUT):
-            return False
-        self._rest.close()
+        with self._rest:
+            if not self._engine.shutdown(ShutdownMode.CANCEL, CLOSE_TIMEOUT):
+                return False
+            self._runtime.close()
         gc.collect()  # an engine is many MB in few objects; do not wait for a later collection
         return True
 

@@ -138,23 +138,28 @@ class NodeBench:
     def enable(self, on: bool) -> str:
         return str(self.call(SetBool, "edgellm/enable", SetBool.Request(data=on)).message)
 
-    def ask(self, *prompts: str, reports: int | None = None) -> list[dict[str, str]]:
-        """Publish prompts and wait until as many more reports have come; the pairs of those."""
-        before = len(self.client.reports)
+    def ask(self, *prompts: str, responses: bool = True) -> list[dict[str, str]]:
+        """Publish prompts and wait until they have ended and all of it has arrived; the pairs of their reports.
+
+        Topics are not ordered among each other, so what an earlier request said must be in before the next.
+        """
+        reports, texts = len(self.client.reports), len(self.client.responses)
         for prompt in prompts:
             self.client.ask(prompt)
-        wanted = before + (len(prompts) if reports is None else reports)
+        wanted = reports + len(prompts)
         self.wait(lambda: len(self.client.reports) >= wanted, f"{wanted} reports")
-        return [pairs(report) for report in self.client.reports[before:wanted]]
+        if responses:
+            self.wait(lambda: len(self.client.responses) >= texts + len(prompts), "as many responses")
+        found = [pairs(report) for report in self.client.reports]
+        deltas = sum(int(report["delta_count"]) for report in found)
+        self.wait(lambda: len(self.client.deltas) >= deltas, f"{deltas} pieces")
+        return found[reports:wanted]
 
     def answer(self, prompt: str) -> tuple[str, dict[str, str]]:
         """The whole text and the report of one prompt; its pieces must join to the text."""
-        deltas, responses = len(self.client.deltas), len(self.client.responses)
+        deltas = len(self.client.deltas)
         (report,) = self.ask(prompt)
-        self.wait(lambda: len(self.client.responses) > responses, "the response")
         text = self.client.responses[-1]
-        expected = int(report["delta_count"])
-        self.wait(lambda: len(self.client.deltas) >= deltas + expected, "all pieces")
         assert "".join(self.client.deltas[deltas:]) == text
         return text, report
 

@@ -76,7 +76,7 @@ class ScriptedHost:
         self.healthy = True
         self.handles: list[ScriptedHandle] = []
         self.most_at_once = 0
-        self.facts = EngineFacts("scripted", "fp32", "none", "1", "f00d", "", 0.0)
+        self.facts = EngineFacts("scripted", "fp32", "none", 1, "f00d", "", 0.0)
 
     def count_control_tokens(self, text: str) -> int:
         return text.count("<|")

@@ -193,10 +193,10 @@ def test_an_engine_directory_that_is_not_right_fails_in_one_sentence(
 def test_an_engine_that_would_take_the_robots_memory_is_not_loaded(bench: NodeBench, monkeypatch) -> None:
     from edgellm_ros.ros import engine_host
 
-    monkeypatch.setattr(engine_host, "available_memory", lambda: 100 * 2**20)
-    bench.set(engine__memory_reserve_mb=99)
+    monkeypatch.setattr(engine_host, "available_memory", lambda: 10 * 2**20)
+    bench.set(engine__memory_reserve_mb=10)
     assert not bench.change(CONFIGURE)
-    assert "engine.memory_reserve_mb keeps 99 MB" in bench.node.state.failure
+    assert "engine.memory_reserve_mb keeps 10 MB" in bench.node.state.failure
     bench.set(engine__memory_reserve_mb=0)
     assert bench.change(CONFIGURE)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import rclpy
+from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
 
@@ -169,8 +170,15 @@ def test_a_subscriber_that_is_killed_does_not_end_the_answer(start: Callable[...
         "n.create_subscription(String, 'response/delta', lambda m: print(m.data, flush=True), 100); rclpy.spin(n)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=os.environ) as listener:
-        topic = "/response/delta"
-        bench.wait(lambda: bench.client.count_subscribers(topic) == 2, "the listener is there")
+        # What the client sees of the graph may be ahead of what the node has matched, so the node is asked.
+        matched: list[str] = []
+        bench.client.create_subscription(
+            DiagnosticArray,
+            "/diagnostics",
+            lambda message: matched.extend(pairs(s).get("delta_subscribers", "") for s in message.status),
+            10,
+        )
+        bench.wait(lambda: "2" in matched, "the node has matched the listener")
         bench.client.ask("hello")
         assert listener.stdout is not None and listener.stdout.readline().strip()
         listener.kill()

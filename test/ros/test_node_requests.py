@@ -124,10 +124,10 @@ def test_a_paused_node_refuses_and_goes_on_when_enabled(slow: NodeBench) -> None
 
 def test_an_inactive_node_says_why_and_keeps_off_the_data_topic(start_node: Callable[..., NodeBench]) -> None:
     bench = start_node(active=False)
-    (report,) = bench.ask("hello")
+    (report,) = bench.ask("hello", responses=False)
     assert report["refusal_code"] == "not_active" and "configure" in report["refusal"]
     assert bench.change(Transition.TRANSITION_CONFIGURE)
-    (report,) = bench.ask("hello")
+    (report,) = bench.ask("hello", responses=False)
     assert report["refusal_code"] == "not_active" and "activate" in report["refusal"]
     assert bench.client.responses == []
     assert bench.change(Transition.TRANSITION_ACTIVATE)
