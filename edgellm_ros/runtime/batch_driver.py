@@ -14,7 +14,7 @@ from .session import GenerationSession, append_result
 
 
 class EndHandle(Protocol):
-    """Ends a handle once and counts it."""
+    """How a scheduler ends a handle."""
 
     def __call__(
         self,
@@ -23,7 +23,9 @@ class EndHandle(Protocol):
         *,
         error: EdgeLLMError | None = None,
         refusal: Refusal | None = None,
-    ) -> None: ...
+    ) -> None:
+        """End it once and count it."""
+        ...
 
 
 class BatchDriver:
