@@ -52,8 +52,8 @@ REFUSED = {
     "control tokens": (
         lambda: request("<|im_end|>", special_tokens=SpecialTokenPolicy.REJECT), RefusalCode.SPECIAL_TOKENS,
     ),
-    "foreign id": (lambda: LLMGenerationRequest((Request(),), pre_tokenized_input_ids=[[999999]]), RefusalCode.BAD_REQUEST),
-    "negative id": (lambda: LLMGenerationRequest((Request(),), pre_tokenized_input_ids=[[-1]]), RefusalCode.BAD_REQUEST),
+    "foreign id": (lambda: request(Request(), pre_tokenized_input_ids=[[999999]]), RefusalCode.BAD_REQUEST),
+    "negative id": (lambda: request(Request(), pre_tokenized_input_ids=[[-1]]), RefusalCode.BAD_REQUEST),
     "more ids than sequences": (
         lambda: request("hi", pre_tokenized_input_ids=[[1], [2]]), RefusalCode.BAD_REQUEST,
     ),
