@@ -157,6 +157,7 @@ def test_bad_requests_are_refused_at_submission_and_good_ones_answered(bench, as
 def test_a_channel_given_twice_ends_once(bench):
     engine = bench(SLOW).engine
     channel = StreamChannel()
+    engine.submit(request("before them"))
     first, second = engine.submit(request("hi"), channel), engine.submit(request("hi"), channel)
     check_stream(list(channel), first.get(WAIT))
     with pytest.raises(RequestError) as refused:
