@@ -66,6 +66,7 @@ class EngineProcess:
             )  # fmt: skip
         except OSError as error:
             self._close_pipes()
+            self._log.close()
             raise EngineLostError(f"{spec.interpreter} cannot be started ({error.strerror})") from None
         finally:
             os.close(commands)
