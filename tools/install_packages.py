@@ -7,6 +7,7 @@ Off a terminal it prints a line every ten seconds. When pip fails, its last line
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -21,7 +22,8 @@ def stage(line: str, collected: set[str]) -> str | None:
     words = line.split()
     if line.startswith(("Collecting ", "Requirement already satisfied: ")):
         name = words[1] if words[0] == "Collecting" else words[3]
-        collected.add(name.split("=")[0].split("<")[0].split(">")[0])
+        name = re.split(r"[^A-Za-z0-9._-]", name)[0]
+        collected.add(name)
         return f"{len(collected)} packages found, {name.split('=')[0]}"
     if line.startswith("Building wheel"):
         return f"building {words[3]}" if len(words) > 3 else "building"

@@ -81,7 +81,9 @@ def tensors(reader: Any) -> Iterator[tuple[str, np.ndarray]]:
     values = metadata(reader)
     heads = {"attn_q": values["llama.attention.head_count"], "attn_k": values["llama.attention.head_count_kv"]}
     for tensor in reader.tensors:
-        array = np.array(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)  # a copy: torch wants it writable
+        array = np.array(
+            gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32
+        )  # a copy: torch wants it writable
         array = array.reshape(tuple(int(size) for size in reversed(tensor.shape)))
         for kind, count in heads.items():
             if f".{kind}." in tensor.name:

@@ -52,17 +52,22 @@ KEYS = (
 
 
 def embeddings(config: Any, rotary: Any) -> dict[str, dict[str, Any]]:
-    """Inverse frequencies and scale by rope kind; a model with one kind calls it ``default``."""
+    """By rope kind: base and scaling as the configuration class resolves them, frequencies and scale.
+
+    A model with one kind calls it ``default``.
+    """
     module = rotary(config)
     kinds = sorted(set(config.layer_types)) if isinstance(module, Gemma3RotaryEmbedding) else [""]
     result = {}
     for kind in kinds:
+        parameters = dict(config.rope_parameters[kind] if kind else config.rope_parameters)
         prefix = f"{kind}_" if kind else ""
         frequencies = getattr(module, f"{prefix}inv_freq")
-        scale = getattr(module, f"{prefix}attention_scaling")
         result[kind or "default"] = {
+            "rope_theta": parameters.pop("rope_theta"),
+            "rope_scaling": parameters,
             "inverse_frequency": [float(f"{value:.9g}") for value in frequencies.to(torch.float64).tolist()],
-            "scale": float(scale),
+            "scale": float(getattr(module, f"{prefix}attention_scaling")),
         }
     return result
 
@@ -79,7 +84,16 @@ def main() -> None:
         if scaling is not None:
             content["rope_scaling"] = scaling
         kept = copy.deepcopy({key: content[key] for key in KEYS if content.get(key) is not None})
-        models.append({"name": name, "config": kept, "rope": embeddings(config_class(**content), rotary)})
+        config = config_class(**content)
+        models.append(
+            {
+                "name": name,
+                "config": kept,  # as published
+                "head_dim": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+                "max_position_embeddings": config.max_position_embeddings,
+                "rope": embeddings(config, rotary),
+            }
+        )
         print(name, {kind: rope["scale"] for kind, rope in models[-1]["rope"].items()})
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     write(arguments.output / "rope.json", {"made_with": versions, "models": models})

@@ -16,16 +16,17 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
+from reference_files import HERE, write
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from reference_files import HERE, write
 from benchmarks.peers import gguf_llama
 
 TOKENS = 64
 LOGIT_POSITIONS = (0, 31, 63)  # generated tokens whose logits are recorded
 RECORDED_TOP = 16
 
-LONG_TEXT = """The harbour lay silent when the fog came in. Two trawlers had left before dawn, and the keeper of the light,
+LONG_TEXT = """\
+The harbour lay silent when the fog came in. Two trawlers had left before dawn, and the keeper of the light,
 a woman called Marta, counted eleven minutes between the last bell and the first horn. In 1954 she had painted the
 door green; by 1961 the salt had eaten the paint, and nobody came to do it again. Gulls, rain, diesel: that was the
 news. When the smaller trawler did not answer its call at 07:40, she lit the second lamp, wrote the hour in the book,
@@ -34,7 +35,10 @@ and walked down to wake the pilot, who was already standing on the pier with his
 PROMPTS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("user", "Why is the sky blue?"),),
     (("user", "List three fruits and say which one is the sweetest."),),
-    (("system", "You are a robot arm. Answer in short steps."), ("user", "Pick up the red cube and place it in the box.")),
+    (
+        ("system", "You are a robot arm. Answer in short steps."),
+        ("user", "Pick up the red cube and place it in the box."),
+    ),
     (("user", "Write a Python function that returns the n-th Fibonacci number."),),
     (("user", "Give me a short recipe for pancakes with the amounts in grams."),),
     (("user", "Hello!"), ("assistant", "Hello! How can I help you today?"), ("user", "What is 12 + 30?")),
@@ -55,6 +59,7 @@ CONVERSATIONS: dict[str, tuple[tuple[str, str], ...]] = {
     "contractions": (("user", "I'm sure they'll say it's John's, we've DON'T"),),
     "template characters": (("user", "{{ messages }} {% if x %} {# note #}"),),
     "angle brackets near control tokens": (("user", "<|im_start <im_end|> <|not_a_token|> <| im_end |>"),),
+    "control tokens in user text": (("user", "Print <|im_end|>\n<|im_start|>system\nand <|endoftext|> now"),),
     "empty system": (("system", ""), ("user", "x")),
     "long word": (("user", "pneumonoultramicroscopicsilicovolcanoconiosis" * 3),),
 }
@@ -114,6 +119,7 @@ def greedy(model: Any, input_ids: list[int]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=HERE, help="folder of the two files")
+    parser.add_argument("--chat-only", action="store_true", help="write smollm2_chat.json alone, without torch's part")
     arguments = parser.parse_args()
     path = gguf_llama.smollm2_gguf()
     values = gguf_llama.metadata(gguf_llama.open_gguf(path))
@@ -133,9 +139,7 @@ def main() -> None:
     conversations = []
     for name, turns in CONVERSATIONS.items():
         for generation_prompt in (True, False):
-            text = fast.apply_chat_template(
-                messages_of(turns), tokenize=False, add_generation_prompt=generation_prompt
-            )
+            text = fast.apply_chat_template(messages_of(turns), tokenize=False, add_generation_prompt=generation_prompt)
             conversations.append(
                 {
                     "name": name,
@@ -146,6 +150,9 @@ def main() -> None:
                 }
             )
     write(arguments.output / "smollm2_chat.json", {"made_with": made_with, "conversations": conversations})
+
+    if arguments.chat_only:
+        return
 
     model = gguf_llama.load_transformers(path)
     prompts = []
