@@ -200,7 +200,7 @@ def test_pieces_are_joined_to_the_interval(start: Callable[..., NodeBench]) -> N
 def test_a_late_subscriber_can_tell_that_it_missed_pieces(start: Callable[..., NodeBench]) -> None:
     from edgellm_ros.ros.client import PromptClient
 
-    bench = start(FakeScript(["x" * 100], step_latency=0.01))
+    bench = start(FakeScript(["x" * 250], step_latency=0.01), {"generation.max_tokens": 250})
     bench.client.ask("hello")
     bench.wait(lambda: len(bench.client.deltas) > 5, "the stream has begun")
     late = PromptClient("late_client", context=bench.context)
@@ -209,7 +209,7 @@ def test_a_late_subscriber_can_tell_that_it_missed_pieces(start: Callable[..., N
     from edgellm_ros.ros.client import pairs
 
     assert int(pairs(late.reports[-1])["delta_count"]) > len(late.deltas)
-    assert late.responses == ["x" * 100]
+    assert late.responses == ["x" * 250]
     late.destroy_node()
 
 
