@@ -93,7 +93,7 @@ def test_a_signal_during_a_generation_ends_it_with_a_reason_and_the_process_in_t
     assert time.monotonic() - begin < EXIT_LIMIT
     bench.wait(lambda: bench.client.reports and bench.client.responses, "the end is told")
     assert pairs(bench.client.reports[0])["refusal_code"] == "shutting_down"
-    assert bench.client.responses == ["".join(bench.client.deltas)]
+    bench.wait(lambda: bench.client.responses == ["".join(bench.client.deltas)], "the pieces join to the response")
     assert "Traceback" not in bench.process.output()
 
 
