@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
 import re
 import shutil
@@ -15,11 +16,6 @@ from typing import IO, Any
 import pytest
 
 from edgellm_ros.resources import resource_path
-
-try:
-    from hypothesis import HealthCheck, settings
-except ImportError:  # a robot's test run may do without property tests
-    settings = None  # type: ignore[assignment,misc]
 
 DOMAINS = 101  # 1 to 101: the ports of higher domains lie in the range that Linux hands out to clients
 # what a complete environment may lack: parts of ROS that no wheel carries, and peers to compare with
@@ -64,8 +60,10 @@ def _set_ros_environment() -> None:
 
 
 def _register_hypothesis_profiles() -> None:
-    if settings is None:
-        return
+    if importlib.util.find_spec("hypothesis") is None:
+        return  # a robot's test run may do without property tests
+    from hypothesis import HealthCheck, settings
+
     # No deadline: the machine is shared, and a slow example is no failure.
     slow_to_start = [HealthCheck.too_slow]
     settings.register_profile("quick", max_examples=50, deadline=None, suppress_health_check=slow_to_start)

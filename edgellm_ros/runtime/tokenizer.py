@@ -25,8 +25,6 @@ from .pieces import PieceDecoder
 from .request import Message, SpecialTokenPolicy
 from .tokenizer_format import control_tokens, without_control_tokens
 
-THINKING_MARKERS = ("<think>", "</think>")
-
 
 @dataclass(frozen=True)
 class EncodedPrompt:
@@ -59,11 +57,12 @@ class Tokenizer:
             ) from None
         self._full.no_truncation()
         self._full.no_padding()
-        self._definition = definition
         self.configuration = dict(configuration or {})
         self.chat_template = chat_template
         self._added = self._full.get_added_tokens_decoder()
         self._control = control_tokens(self._added)
+        # What a model writes into its own turns (reasoning, tool calls) and its template looks for there.
+        self._markers = frozenset(text for token, text in self._control.items() if not self._added[token].special)
         texts = sorted((text for text in self._control.values() if text), key=len, reverse=True)
         self._control_pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
         self._literal: tuple[tokenizers.Tokenizer, tokenizers.Tokenizer] | None = None
@@ -156,7 +155,7 @@ class Tokenizer:
         contents = [_valid(message.content) for message in messages]
         if special_tokens is not SpecialTokenPolicy.ALLOW:
             contents = [
-                self._mark(content, nonce, THINKING_MARKERS if message.role == "assistant" else ())
+                self._mark(content, nonce, self._markers if message.role == "assistant" else frozenset())
                 for message, content in zip(messages, contents, strict=True)
             ]
         if template is None:
@@ -166,7 +165,7 @@ class Tokenizer:
         else:
             rendered = template.render(
                 [
-                    {"role": _valid(message.role), "content": content}
+                    {"role": self._role(message.role, nonce, special_tokens), "content": content}
                     for message, content in zip(messages, contents, strict=True)
                 ],
                 add_generation_prompt=add_generation_prompt,
@@ -184,12 +183,15 @@ class Tokenizer:
             raise RequestError("nothing is left of the prompt after tokenising.", RefusalCode.EMPTY_PROMPT)
         return EncodedPrompt(nonce.restore(rendered), ids, count)
 
+    def _role(self, role: str, nonce: _Nonce, policy: SpecialTokenPolicy) -> str:
+        return _valid(role) if policy is SpecialTokenPolicy.ALLOW else self._mark(_valid(role), nonce)
+
     def _encode_plain(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._full.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def _mark(self, text: str, nonce: _Nonce, keep: Sequence[str] = ()) -> str:
-        """Replace the text of control tokens by private names."""
+    def _mark(self, text: str, nonce: _Nonce, keep: frozenset[str] = frozenset()) -> str:
+        """Replace the text of control tokens, but those to ``keep``, by private names."""
         if self._control_pattern is None:
             return text
         text = self._control_pattern.sub(
@@ -252,30 +254,33 @@ class Tokenizer:
     def _literal_tokenizers(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
         """For the first part of a text and for later ones (they differ where only a text's start gets a space)."""
         if self._literal is None:
-            removed = set(self._control.values())
-            self._literal = (
-                tokenizers.Tokenizer.from_str(without_control_tokens(self._definition, removed, first=True)),
-                tokenizers.Tokenizer.from_str(without_control_tokens(self._definition, removed, first=False)),
-            )
+            definition, removed = self._full.to_str(), set(self._control.values())
+            texts = [without_control_tokens(definition, removed, first=first) for first in (True, False)]
+            start = tokenizers.Tokenizer.from_str(texts[0])
+            self._literal = (start, start if texts[0] == texts[1] else tokenizers.Tokenizer.from_str(texts[1]))
         return self._literal
 
 
 class _Nonce:
     """Names that no user can guess; only letters and digits, so they pass through template filters unharmed."""
 
+    _PATTERN = re.compile(r"zq([0-9a-f]{24})n([0-9]+)z")
+
     def __init__(self) -> None:
-        self._prefix = f"zq{secrets.token_hex(12)}n"
+        self._secret = ""
         self.originals: list[str] = []
-        self._pattern = re.compile(self._prefix + r"(\d+)z")
 
     def name(self, original: str) -> str:
+        self._secret = self._secret or secrets.token_hex(12)
         self.originals.append(original)
-        return f"{self._prefix}{len(self.originals) - 1}z"
+        return f"zq{self._secret}n{len(self.originals) - 1}z"
 
     def restore(self, text: str) -> str:
-        if not self.originals:
-            return text
-        return self._pattern.sub(lambda match: self.restore(self.originals[int(match.group(1))]), text)
+        return self._PATTERN.sub(self._original, text) if self.originals else text
+
+    def _original(self, match: re.Match[str]) -> str:
+        secret, index = match.groups()
+        return self.restore(self.originals[int(index)]) if secret == self._secret else match.group()
 
 
 def _valid(text: str) -> str:

@@ -138,6 +138,17 @@ def test_the_cache_is_filled_to_its_end(runtime):
     assert len(response.output_ids[0]) == 96 - 64 - 1 and response.finish_reasons == [FinishReason.LENGTH]
 
 
+def test_a_prompt_that_fills_the_cache_but_for_one_token(tmp_path, made):
+    limits = BuilderLimits(max_batch_size=2, max_input_len=20, max_kv_cache_capacity=20)
+    engine = build_engine(made[1], tmp_path / "engine", limits=limits)
+    asked = LLMGenerationRequest(
+        (Request(ignore_eos=True), Request(ignore_eos=True)), sampling=SamplingParameters(temperature=0),
+        max_generate_length=9, pre_tokenized_input_ids=[prompt(18), prompt(17)],
+    )  # fmt: skip
+    with LLMInferenceRuntime(engine, threads=1) as small:
+        assert [len(ids) for ids in answer(small, asked).output_ids] == [1, 2]
+
+
 def test_description_names_what_runs(runtime):
     described = runtime.describe()
     assert described["backend"] == "onnxruntime" and described["max_kv_cache_capacity"] == 96
