@@ -27,6 +27,7 @@ _TYPES = {
     "tensor(bool)": DataType.BOOL,
 }
 _ONNX_BFLOAT16 = 16
+_FATAL = 4  # log level: errors come as exceptions, and need not stand on a robot's console as well
 _CACHE_NAME = re.compile(r"(?:past|present)_(key|value)_(\d+)")
 _MOST_BINDINGS = 64  # shapes whose bindings are kept; a decode step uses one for each batch size
 
@@ -46,6 +47,7 @@ class CPUEngine:
         self._path = path
         self._session: Any = _open_session(path, threads)
         self._run_options = onnxruntime.RunOptions()
+        self._run_options.log_severity_level = _FATAL
         self._bound: dict[str, HostTensor] = {}
         self._cache: CPUKVCache | None = None
         self._bindings: dict[object, Any] = {}
@@ -195,7 +197,7 @@ def _open_session(path: Path, threads: int) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = 3  # errors come as exceptions; warnings would go to the console of a robot
+    options.log_severity_level = _FATAL
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no base but this

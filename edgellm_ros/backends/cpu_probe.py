@@ -57,6 +57,7 @@ class _LanguageProbe:
         self._tokens[1, 4] = self._tokens[0, 4]  # the last token is the same, what stands before it is not
         self._noise = random.normal(0.0, 1.0, width).astype(np.float32)
         self._ragged_input = "query_length" in engine.inputs
+        self._cache = CPUKVCache(engine.cache_layout, 0, 0)
 
     def run(self, details: dict[str, str]) -> bool:
         """True when rows of one call may hold different numbers of positions.
@@ -74,7 +75,9 @@ class _LanguageProbe:
                 parts = self._last_logits([[(0, 0, 3), (0, 0, 2)], [(0, 3, 5), (0, 2, 5)]])
                 error = float(np.linalg.norm(parts - whole[0], axis=1).max())
                 details["ragged_chunk_error"] = f"{error:.2e} of {allowed:.2e}"
-                if error <= allowed:
+                # Padding that was written hides behind the causal mask, until it runs over the end of a cache.
+                padding_written = any(array[:, :, 5:].any() for array in self._cache.arrays)
+                if error <= allowed and not padding_written:
                     return True
             parts = self._last_logits([[(0, 0, 3)], [(0, 3, 4)], [(0, 4, 5)]])
             error = float(np.linalg.norm(parts[0] - whole[0]))
@@ -93,8 +96,8 @@ class _LanguageProbe:
     def _last_logits(self, calls: list[list[tuple[int, int, int]]]) -> np.ndarray:
         """Logits [B, V] of the last position after ``calls``; each has (context, start, end) for every row."""
         engine = self._engine
-        cache = CPUKVCache(engine.cache_layout, len(calls[0]), _CAPACITY)
-        engine.bind_cache(cache)
+        self._cache = CPUKVCache(engine.cache_layout, len(calls[0]), _CAPACITY)
+        engine.bind_cache(self._cache)
         logits = np.empty(0, dtype=np.float32)
         for rows in calls:
             logits = self._call(rows)
@@ -191,7 +194,7 @@ def keys_in_window(attribute: int) -> int:
     )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    options.log_severity_level = 3
+    options.log_severity_level = 4
     zeros = np.zeros((1, keys, size), dtype=np.float32)  # equal scores: a key that is seen has an equal share
     value = np.eye(keys, size, dtype=np.float32)[None]
     try:

@@ -32,7 +32,7 @@ from .graph import DATA_FILE, Graph, SharedTensor
 from .lowerings import lowering as find_lowering
 from .onnx_writer import GraphFiles, lay_out, write_weights
 from .quantize import precision as find_precision
-from .random_weights import RandomCheckpoint, check_seed
+from .random_weights import open_random_checkpoint
 from .text_checkpoint import text_checkpoint
 from .weights import Weight, checkpoint_weight
 
@@ -217,7 +217,7 @@ def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: Progres
 
 def _open(source: Path | str, random_seed: int | None) -> Checkpoint:
     if random_seed is not None:
-        return RandomCheckpoint(Path(source), check_seed(random_seed))
+        return open_random_checkpoint(Path(source), random_seed)
     return open_checkpoint(source)
 
 
