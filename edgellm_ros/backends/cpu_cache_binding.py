@@ -169,8 +169,8 @@ def cache_binding(path: Path, specs: Iterable[TensorSpec]) -> CacheBinding:
             f"{path} has {len(past)} past, {len(found['present'])} present and {len(found['new'])} new cache tensors; "
             "want past_key_i and past_value_i with present_ (in place) or new_ (rows to be added) for every layer."
         )
-    kind = PrefixBinding if found["new"] else InPlaceBinding
-    return kind(path, [past[slot] for slot in range(len(past))], [written[slot] for slot in range(len(past))])
+    inputs, outputs = ([specs[slot] for slot in range(len(past))] for specs in (past, written))
+    return PrefixBinding(path, inputs, outputs) if found["new"] else InPlaceBinding(path, inputs, outputs)
 
 
 def check_cache(cache: object, binding: CacheBinding, path: Path) -> CPUKVCache:

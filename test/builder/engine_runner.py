@@ -24,7 +24,9 @@ class EngineRunner:
         self.config = directory.config
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
-        self.session = onnxruntime.InferenceSession(str(path / "llm.onnx"), options, providers=["CPUExecutionProvider"])
+        self.session = onnxruntime.InferenceSession(
+            str(path / "llm.onnx"), options, providers=["CPUExecutionProvider"]
+        )
         self.embedding = read_embedding(path / "embedding.safetensors")
         self.caches = {
             f"{kind}_{layer}": onnxruntime.OrtValue.ortvalue_from_numpy(
@@ -64,8 +66,4 @@ class EngineRunner:
             binding.bind_ortvalue_output(f"present_{name}", cache)
         binding.bind_output("logits")
         self.session.run_with_iobinding(binding)
-        return np.array(
-            dict(zip([o.name for o in self.session.get_outputs()], binding.get_outputs(), strict=True))[
-                "logits"
-            ].numpy()
-        )
+        return np.array(dict(zip([o.name for o in self.session.get_outputs()], binding.get_outputs(), strict=True))["logits"].numpy())
