@@ -19,7 +19,9 @@ def _refuse_unknown_kinds(config: Mapping[str, Any]) -> None:
     for key in QUANTISATIONS:
         value = config.get(key)
         if value is not None:
-            method = value.get("quant_method", "unnamed") if isinstance(value, Mapping) else value
+            method = value
+            if isinstance(value, Mapping):
+                method = value.get("quant_method", f"{value.get('bits', 'unknown')} bits")
             raise CheckpointError(
                 f"config.json has a {key} (method {method!r}); want weights that are not quantised: fetch the "
                 "checkpoint that this one was made from, and let the build quantise it."

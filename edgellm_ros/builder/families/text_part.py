@@ -23,13 +23,15 @@ WHOLES: dict[str, tuple[str | None, str]] = {
 }
 
 _DRAFT = "it is a draft head for speculative decoding, which cannot answer without its base model"
-_POLICY = "it is the language part of an action model, whose layers or answers are not those of a text model"
+_POLICY = "it is an action model or a part of one, whose layers or answers are not those of a text model"
 REASONS: dict[str, str] = {
     "PaliGemmaForConditionalGeneration": "its prompts see each other in both directions",
     "LlamaForCausalLMEagle3": _DRAFT,
     "DFlashDraftModel": _DRAFT,
     "PEagleDraftModel": _DRAFT,
     "OpenVLAForActionPrediction": _POLICY,
+    "Alpamayo1_5": _POLICY,
+    "Gr00tN1d7": _POLICY,
     "Eagle2ChatModel": _POLICY,
     "Eagle2_5_VLForConditionalGeneration": _POLICY,
     "Eagle3_VLForConditionalGeneration": _POLICY,
