@@ -18,7 +18,7 @@ from edgellm_ros.builder.families import read_config
 from edgellm_ros.builder.families.base import DecoderConfig
 from edgellm_ros.builder.families.decoder import decoder_tensors
 from edgellm_ros.builder.lowerings import base, tensorrt, tensorrt_legacy
-from edgellm_ros.builder.weights import Weight, checkpoint_weight
+from edgellm_ros.builder.weights import Weight, checkpoint_weight, scaled
 from edgellm_ros.engine_format import RopeConfig
 from edgellm_ros.errors import BackendError
 
@@ -180,3 +180,13 @@ def test_a_mask_that_lets_a_query_see_the_next_key_is_noticed(broken_distance, m
     for module in (tensorrt, tensorrt_legacy):
         monkeypatch.setattr(module, "visible", open_mask)
     assert broken_distance(family, lowering) > NOTICED
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_one_layer_whose_scores_are_half_as_large_is_noticed(broken_distance, monkeypatch, family):
+    def halved(weight: Weight, factor: float) -> Weight:
+        ours = factor != 1.0 and weight.name.startswith(f"model.layers.{LAYER}.")
+        return scaled(weight, factor / 2 if ours else factor)
+
+    monkeypatch.setattr("edgellm_ros.builder.families.decoder.scaled", halved)
+    assert broken_distance(family, "onnxruntime") > NOTICED
