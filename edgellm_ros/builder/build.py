@@ -30,7 +30,7 @@ from .families.base import DecoderConfig, Family
 from .families.llama import EMBEDDING
 from .graph import DATA_FILE, Graph, SharedTensor
 from .lowerings import lowering as find_lowering
-from .onnx_writer import GraphFiles, lay_out, write_weights
+from .onnx_writer import GraphFiles, check_packages, lay_out, write_weights
 from .quantize import precision as find_precision
 from .weights import Weight, checkpoint_weight
 
@@ -228,7 +228,9 @@ def build_engine(
 
     :raises CheckpointError: the checkpoint or a setting is refused.
     :raises EngineDirectoryError: ``output`` cannot be written.
+    :raises MissingPackageError: the extra [build] is not installed.
     """
+    check_packages()
     report = progress or (lambda state: None)
     place = Path(output).absolute()
     with closing(open_checkpoint(source)) as checkpoint:

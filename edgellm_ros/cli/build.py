@@ -10,7 +10,6 @@ from types import FrameType
 
 from ..builder.build import DEFAULT_BATCH, DEFAULT_CAPACITY, DEFAULT_INPUT, Progress, build_engine
 from ..engine_format import BuilderLimits
-from ..errors import CheckpointError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,10 +66,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Build; 0 when the directory stands. A termination leaves as little behind as an interrupt."""
-    try:
-        limits = _limits(arguments)
-    except Exception as error:  # the same sentence, with the code of a build setting
-        raise CheckpointError(str(error)) from None
+    limits = _limits(arguments)
     signal.signal(signal.SIGTERM, _terminate)
     line = ProgressLine()
     start = time.monotonic()

@@ -305,5 +305,7 @@ def test_flipped_bytes_give_a_sentence_or_sound_numbers(model, tmp_path, data):
 def test_names_cover_all_tensors_of_the_shipped_model():
     checkpoint = open_checkpoint("smollm2")
     assert all(name.startswith("model.") for name in checkpoint.shapes)
-    assert {gguf_name(name) for name in checkpoint.shapes} == set(GGUFFile(find_smollm2()).entries)
+    file = GGUFFile(find_smollm2())
+    assert {gguf_name(name) for name in checkpoint.shapes} == set(file.entries)
+    file.close()
     checkpoint.close()
