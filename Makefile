@@ -65,6 +65,8 @@ $(STAMPS)/python: FORCE
 	@sh tools/create_environment $(VENV) "$(PYTHON)" $(PYTHON_VERSIONS)
 
 $(STAMPS)/requirements: $(STAMPS)/python $(REQUIREMENTS) requirements/constraints.txt
+	@[ "$$(uname -m)" = x86_64 ] || { echo "This is a $$(uname -m) machine, and ROS wheels exist for x86_64 only:" \
+		"use the system's ROS and colcon, as README.md says under 'On a robot'." >&2; exit 1; }
 	@$(BIN)/python tools/install_packages.py "ROS 2, the run time, test and lint tools (about 190 packages, 800 MB)" \
 		$(foreach file,$(REQUIREMENTS),-r $(file))
 	@touch $@

@@ -50,7 +50,8 @@ class CPUEngine:
         self._run_options.log_severity_level = _FATAL
         self._bound: dict[str, HostTensor] = {}
         self._cache: CPUKVCache | None = None
-        self._bindings: dict[object, Any] = {}
+        # With each binding the tensors and the cache whose addresses it holds: they must outlive a run under way.
+        self._bindings: dict[object, tuple[Any, object]] = {}
         self._inputs: dict[str, TensorSpec] = {}
         self._outputs: dict[str, TensorSpec] = {}
         self._metadata = dict(self._session.get_modelmeta().custom_metadata_map)
@@ -139,11 +140,11 @@ class CPUEngine:
                 self._bindings.pop(next(iter(self._bindings)))
             self._bindings[key] = binding
         try:
-            session.run_with_iobinding(binding, self._run_options)
+            session.run_with_iobinding(binding[0], self._run_options)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this
             raise BackendError(f"ONNX Runtime failed while running {self._path}: {_first_line(error)}") from error
 
-    def _make_binding(self, session: Any, shapes: Mapping[str, tuple[int, ...]], first_row: int) -> Any:
+    def _make_binding(self, session: Any, shapes: Mapping[str, tuple[int, ...]], first_row: int) -> tuple[Any, object]:
         missing = [name for name in self._inputs if name not in self._bound or name not in shapes]
         if missing:
             raise BackendError(f"{missing[0]!r} is not bound or has no shape; bind every input and give its shape.")
@@ -167,7 +168,7 @@ class CPUEngine:
             bind(name, "cpu", 0, element, list(shape), address)
         if self._past_names:
             self._bind_caches(binding, shapes, first_row)
-        return binding
+        return binding, (list(self._bound.values()), self._cache)
 
     def _bind_caches(self, binding: Any, shapes: Mapping[str, tuple[int, ...]], first_row: int) -> None:
         cache = self._cache

@@ -84,7 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_executor() -> Any:
-    """The executor that the process spins."""
+    """The executor that the process spins.
+
+    One thread is enough, since no callback waits for the engine, and it answers sooner than several would.
+    """
     from rclpy.executors import SingleThreadedExecutor
 
     return SingleThreadedExecutor()

@@ -256,6 +256,28 @@ def test_other_threads_of_the_process_go_on_during_a_run(tmp_path: Path) -> None
         thread.join(10)
 
 
+def test_closing_ends_a_run_in_another_thread(tmp_path: Path) -> None:
+    driver = BackendDriver(CPUBackend(1), write_tiny_model(tmp_path), tiny_config())
+    running, outcome = threading.Event(), []
+
+    def run_for_ever() -> None:
+        shapes = driver.shapes(4, 64)
+        driver.tensors["query_length"].write(np.full(4, 64, dtype=np.int32))
+        try:
+            while True:
+                driver.engine.run(shapes)
+                running.set()
+        except BackendError as error:
+            outcome.append(str(error))
+
+    thread = threading.Thread(target=run_for_ever, daemon=True)
+    thread.start()
+    assert running.wait(30)
+    driver.backend.close()
+    thread.join(30)
+    assert len(outcome) == 1
+
+
 def test_bindings_of_many_shapes_are_not_kept_for_ever(tmp_path: Path) -> None:
     driver = BackendDriver(CPUBackend(1), write_tiny_model(tmp_path), tiny_config(), rows=4, chunk=64)
     for row in range(4):

@@ -1,4 +1,4 @@
-"""What is tracked: no path of one machine, no registry host, no decoration; the README names every make target."""
+"""What is tracked: no path of one machine, no registry host, no decoration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ FORBIDDEN = [
 PICTOGRAPHS = re.compile("[\U0001f300-\U0001faff\u2600-\u27bf\ufe0f]")
 # real text in many scripts is what these test
 PICTOGRAPHS_ALLOWED = ("test/",)
-TARGET = re.compile(r"^([a-z0-9-]+):.*## ", re.MULTILINE)
 
 
 def tracked_files() -> list[Path]:
@@ -62,26 +61,6 @@ def test_nothing_built_is_tracked() -> None:
     assert [
         name for name in names if (REPOSITORY / name).is_file() and (REPOSITORY / name).stat().st_size > 2**20
     ] == []
-
-
-def test_the_readme_names_every_target() -> None:
-    targets = TARGET.findall((REPOSITORY / "Makefile").read_text("utf-8"))
-    readme = (REPOSITORY / "README.md").read_text("utf-8")
-    assert {"setup", "demo", "lint", "test", "test-full", "clean", "help"} <= set(targets)
-    assert [target for target in targets if f"make {target}" not in readme] == []
-
-
-def test_the_readme_names_every_command() -> None:
-    from edgellm_ros.cli.main import COMMANDS
-
-    readme = (REPOSITORY / "README.md").read_text("utf-8")
-    assert [name for name in COMMANDS if f"edgellm {name}" not in readme] == []
-
-
-def test_links_of_the_readme_lead_to_files() -> None:
-    readme = (REPOSITORY / "README.md").read_text("utf-8")
-    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", readme)
-    assert [link for link in links if not (REPOSITORY / link).exists()] == []
 
 
 def test_ci_runs_lint_and_then_all_tests_and_stops_at_the_first_failure() -> None:
