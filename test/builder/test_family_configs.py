@@ -135,7 +135,7 @@ def test_gemma_3_refuses_one_rope_for_both_layer_types_and_capped_scores():
     config = PARSED["Gemma 3 1B"]["config"]
     with pytest.raises(CheckpointError, match="want one object each for full_attention and sliding_attention"):
         read_config({**config, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}})
-    with pytest.raises(CheckpointError, match="attn_logit_softcapping is 50.0; want None"):
+    with pytest.raises(CheckpointError, match=r"attn_logit_softcapping is 50\.0; want None"):
         read_config({**config, "attn_logit_softcapping": 50.0})
 
 
@@ -156,5 +156,7 @@ def test_every_configuration_of_a_folder_parses_or_is_refused_in_one_sentence():
     for name, sentence in refused.items():
         assert "config.json" in sentence and "\n" not in sentence, name
         architectures = json.loads(next(Path(FOLDER).glob(f"{name}/config*.json")).read_text()).get("architectures")
-        named = any(word in sentence for word in [*(architectures or []), "quantiz", "draft_vocab_size", "policy", "None"])
+        named = any(
+            word in sentence for word in [*(architectures or []), "quantiz", "draft_vocab_size", "policy", "None"]
+        )
         assert named, f"{name}: {sentence}"
