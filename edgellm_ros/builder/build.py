@@ -231,7 +231,7 @@ def build_engine(
     lowering: str = "onnxruntime",
     random_seed: int | None = None,
 ) -> Path:
-    """Build ``output`` from a Hugging Face folder, a ``.gguf`` file or the word ``smollm2``; returns its path.
+    """Build ``output`` from a Hugging Face folder, a ``.gguf`` file or a name of ``WHEEL_MODELS``; returns its path.
 
     With ``random_seed`` only a ``config.json`` is read of ``source``, and the weights are random.
 

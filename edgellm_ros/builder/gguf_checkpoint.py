@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import CheckpointError
 from .gguf_architectures import ROPE_FACTORS, architecture_of, read_config
 from .gguf_file import GGUFFile
 from .gguf_metadata import GGUFMetadata
@@ -19,10 +20,16 @@ _ROTATED = re.compile(r"model\.layers\.\d+\.self_attn\.([qk])_proj\.(weight|bias
 
 
 class GGUFCheckpoint:
-    """See the module; :raises CheckpointError: damaged, of an unknown architecture, or a key is missing."""
+    """See the module; ``more`` are further pieces of a file that was cut, ``name`` is what a person calls it, and
+    ``digest`` the SHA-256 that its maker states.
 
-    def __init__(self, path: Path) -> None:
-        self._gguf = GGUFFile(path)
+    :raises CheckpointError: damaged, of an unknown architecture, or a key is missing.
+    """
+
+    def __init__(self, path: Path, *more: Path, name: str | None = None, digest: str | None = None) -> None:
+        self._gguf = GGUFFile(path, *more)
+        self._name = name or path.name
+        self._stated_digest = digest
         try:
             self._metadata = GGUFMetadata(self._gguf.metadata, str(path))
             self._architecture = architecture_of(self._metadata)
@@ -42,7 +49,7 @@ class GGUFCheckpoint:
     @property
     def source(self) -> str:
         """The model's name from the metadata, and the file's name."""
-        return f"{self._metadata.text('general.name', 'unnamed model')} ({self._gguf.file.path.name})"
+        return f"{self._metadata.text('general.name', 'unnamed model')} ({self._name})"
 
     @property
     def licence(self) -> str:
@@ -89,8 +96,14 @@ class GGUFCheckpoint:
         return write_tokenizer_files(self._metadata)
 
     def digest(self, progress: Callable[[int], None] | None = None) -> str:
-        """See ``Checkpoint.digest``."""
-        return self._gguf.file.digest(progress)
+        """See ``Checkpoint.digest``. :raises CheckpointError: it is not the one that the maker states."""
+        found = self._gguf.file.digest(progress)
+        if self._stated_digest not in (None, found):
+            raise CheckpointError(
+                f"{self._gguf.file.path} has the SHA-256 {found}; its maker states {self._stated_digest}: install it "
+                "again."
+            )
+        return found
 
     def close(self) -> None:
         """Close the file."""

@@ -43,6 +43,7 @@ _DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
     + _SPACES,
 )
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[\x{0800}-\x{9FA5}\x{AC00}-\x{D7FF}]+", _DIGIT)
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ _BY_WAY: dict[PreTokenizer, tuple[str, ...]] = {
     PreTokenizer((_cased_words(_DIGIT, ""),), ignore_merges=True, add_bos=True): ("tekken",),
     PreTokenizer((_cased_words(_THREE_DIGITS, _CONTRACTIONS + "?"),)): ("gpt-4o", "llama4", "kanana2"),
     PreTokenizer(_DEEPSEEK3): ("deepseek-v3", "hunyuan-dense"),
-    PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[\x{0800}-\x{9FA5}\x{AC00}-\x{D7FF}]+", _DIGIT)): ("deepseek-coder",),
+    PreTokenizer(_DEEPSEEK_CODER): ("deepseek-coder",),
     PreTokenizer((_PUNCTUATION, _GPT2, "[0-9][0-9][0-9]")): ("falcon",),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Write an engine directory from a Hugging Face folder, a .gguf file, or the word smollm2 (a small free model)."""
+"""Write an engine directory from a Hugging Face folder, a .gguf file, or a model that an installed package carries."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from types import FrameType
 
 from ..builder.build import DEFAULT_BATCH, DEFAULT_CAPACITY, DEFAULT_INPUT, Progress, build_engine
 from ..builder.lowerings import LOWERINGS
+from ..builder.wheel_models import WHEEL_MODELS
 from ..engine_format import BuilderLimits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="Hugging Face folder, .gguf file, or smollm2")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help=f"Hugging Face folder, .gguf file, {' or '.join(WHEEL_MODELS)}"
+    )
     parser.add_argument("output", metavar="OUT", help="engine directory to write")
     parser.add_argument("--precision", default="fp32", help="fp32 or int8 (default: %(default)s)")
     parser.add_argument(
