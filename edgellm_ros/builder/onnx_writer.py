@@ -18,14 +18,8 @@ if TYPE_CHECKING:
 
 PAGE = 4096  # engines map the file: a weight that starts on a page needs no copy
 
-_TYPES = {
-    "float32": 1,
-    "uint8": 2,
-    "int8": 3,
-    "int32": 6,
-    "int64": 7,
-    "bool": 9,
-}  # numbers of onnx.TensorProto.DataType
+# numbers of onnx.TensorProto.DataType
+_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9}
 
 
 @dataclass(frozen=True)

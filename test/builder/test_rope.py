@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from edgellm_ros.builder.families.rope_kinds import single_rope
+from edgellm_ros.builder.families.rope_kinds import rope_settings
 from edgellm_ros.builder.rope import resolve_rope
 from edgellm_ros.errors import CheckpointError
 
@@ -57,10 +57,10 @@ def test_yarn_takes_an_explicit_factor_for_the_tables():
 
 
 def test_both_places_of_the_settings_are_read():
-    older = {"rope_theta": 7.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
-    newer = {"rope_theta": 5.0, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0}}
-    wanted = resolve_rope(7.0, 64, 2048, {"rope_type": "linear", "factor": 2.0})
-    assert single_rope(older, 64, 2048) == single_rope(newer, 64, 2048) == wanted
+    assert rope_settings({"rope_theta": 5.0, "rope_scaling": None}) == (5.0, None)
+    newer = {"rope_type": "default", "rope_theta": 7.0}
+    assert rope_settings({"rope_parameters": newer}) == (7.0, newer)
+    assert rope_settings({}) == (10000.0, None)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope", "su", "mrope"])

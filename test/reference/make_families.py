@@ -26,7 +26,7 @@ COMMON: dict[str, Any] = {
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 12,
+    "head_dim": 24,
     "rms_norm_eps": 3e-6,
     "max_position_embeddings": 128,
     "bos_token_id": 1,

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "builder"))
 from seam_runner import SeamRunner
 
 from edgellm_ros.builder.build import build_engine

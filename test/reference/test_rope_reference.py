@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from reference_files import read
 
-from edgellm_ros.builder.families.rope_kinds import single_rope
+from edgellm_ros.builder.families.rope_kinds import rope_settings
 from edgellm_ros.builder.rope import resolve_rope
 from edgellm_ros.engine_format import RopeConfig
 
@@ -32,8 +32,8 @@ def test_frequencies_equal_those_of_transformers(model, kind):
 
 @pytest.mark.parametrize("model", ONE_KIND, ids=[model["name"] for model in ONE_KIND])
 def test_published_keys_give_the_same_base_and_scaling(model):
-    config = {"rope_theta": 10000.0, **model["config"]}
-    rope = single_rope(config, model["head_dim"], config["max_position_embeddings"])
+    base, scaling = rope_settings(model["config"])
+    rope = resolve_rope(base, model["head_dim"], model["config"]["max_position_embeddings"], scaling)
     check(rope, model["rope"]["default"])
 
 

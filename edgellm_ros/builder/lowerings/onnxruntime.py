@@ -14,12 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from ...errors import CheckpointError
 from ..graph import AttentionShape, Dimension, Graph, Parameter, StoredTensor, Value
 from ..quantize import BLOCK, int8_bands
 from ..weights import Weight
 from .base import BATCH, CAPACITY, declare_common_inputs, gather_positions
 
 MICROSOFT = "com.microsoft"
+HEAD_MULTIPLE = 8  # of GroupQueryAttention
 
 
 class OnnxRuntimeLowering:
@@ -78,7 +80,15 @@ class OnnxRuntimeLowering:
     def attention(
         self, graph: Graph, query: Value, key: Value, value: Value, layer: int, shape: AttentionShape
     ) -> Value:
-        """See ``Lowering``."""
+        """See ``Lowering``.
+
+        :raises CheckpointError: a head size that the operator does not take.
+        """
+        if shape.head_dim % HEAD_MULTIPLE:
+            raise CheckpointError(
+                f"head_dim is {shape.head_dim}; the lowering {self.name} wants a multiple of {HEAD_MULTIPLE}: build it "
+                "with another lowering."
+            )
         query = self._rotate(graph, query, shape.heads, shape.rope)
         key = self._rotate(graph, key, shape.kv_heads, shape.rope)
         cache: list[Dimension] = [BATCH, shape.kv_heads, CAPACITY, shape.head_dim]
