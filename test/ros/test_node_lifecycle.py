@@ -218,7 +218,7 @@ def test_cycles_leave_nothing_behind(bench: NodeBench, cycles: int) -> None:
     before, memory = held(), resident_memory()
     for _ in range(cycles):
         cycle()
-    assert held() == before
+    assert all(now <= then for now, then in zip(held(), before, strict=True))
     grown = (resident_memory() or 0) - (memory or 0)
     assert grown < 4 * 2**20 + cycles * 10_000, f"{grown} bytes more after {cycles} cycles"
     bring_to(bench, "active")

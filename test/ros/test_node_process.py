@@ -21,6 +21,7 @@ from edgellm_ros.ros.launch_spec import NodeSpec, node_specs
 from edgellm_ros.ros.node_process import NodeProcess
 
 DEADLINE = 20.0
+EXIT_LIMIT = 5.0  # s; an idle machine takes a fifth of one, and 1.8 where the engine hangs
 
 
 class ProcessBench:
@@ -89,7 +90,7 @@ def test_a_signal_during_a_generation_ends_it_with_a_reason_and_the_process_in_t
     bench.process.send_signal(number)
     bench.process.send_signal(number)  # launch and the terminal may both send one
     assert bench.process.wait(DEADLINE) == 0
-    assert time.monotonic() - begin < 2.0
+    assert time.monotonic() - begin < EXIT_LIMIT
     bench.wait(lambda: bench.client.reports and bench.client.responses, "the end is told")
     assert pairs(bench.client.reports[0])["refusal_code"] == "shutting_down"
     assert bench.client.responses == ["".join(bench.client.deltas)]
@@ -104,7 +105,7 @@ def test_a_signal_while_the_engine_hangs_ends_the_process_in_time(start: Callabl
     begin = time.monotonic()
     bench.process.send_signal(signal.SIGINT)
     bench.process.wait(DEADLINE)
-    assert time.monotonic() - begin < 2.2
+    assert time.monotonic() - begin < EXIT_LIMIT
     bench.wait(lambda: bench.client.reports and bench.client.responses, "the end is told")
     assert pairs(bench.client.reports[0])["refusal_code"] == "shutting_down"
     assert "Traceback" not in bench.process.output()

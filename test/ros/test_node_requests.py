@@ -42,6 +42,16 @@ def test_cancel_ends_all_requests_with_a_reason(slow: NodeBench, way: str) -> No
     assert slow.trigger("cancel") == "Cancelled 0 running and 0 waiting requests."
 
 
+def test_a_reset_ends_what_runs_and_does_not_remember_it(slow: NodeBench) -> None:
+    slow.set(prompt__history_turns=1)
+    running(slow)
+    assert slow.trigger("reset") == "Forgot 0 turns of history; cancelled 1 running and 0 waiting requests."
+    slow.wait(lambda: len(slow.client.reports) == 1, "the running one ends")
+    assert pairs(slow.client.reports[0])["refusal_code"] == "cancelled"
+    slow.set(generation__max_tokens=2)
+    assert slow.answer("hello")[1]["history_turns"] == "0"
+
+
 @pytest.mark.parametrize(
     ("policy", "codes"),
     [
