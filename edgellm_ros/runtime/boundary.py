@@ -1,0 +1,110 @@
+"""What may happen between two steps of a running batch: who arrives, who has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from ..errors import Refusal
+from .request import (
+    FinishReason,
+    LLMGenerationRequest,
+    LLMGenerationResponse,
+    SamplingParameters,
+    SequenceTimes,
+    TokenLogprob,
+)
+from .streaming import StreamChannel
+
+
+class AdmitDecision(Enum):
+    """What became of an arriving sequence."""
+
+    ADMITTED = "admitted"  # it has a row; its prefill runs with the next steps, its result leaves by harvest
+    NO_CAPACITY = "no_capacity"  # nothing changed; try again when a row is free
+    FAILED = "failed"  # refused for good; where it had a row, the row ends in ERROR and is harvested
+
+
+@dataclass(frozen=True)
+class SlotSeed:
+    """What one arriving sequence brings. Its identity (request id, row) is given when it gets a row."""
+
+    prompt_ids: tuple[int, ...]
+    original_index: int
+    sampling: SamplingParameters = field(default_factory=SamplingParameters)
+    sampling_seed: int = 0
+    max_generate_length: int = 256
+    stop_strings: tuple[str, ...] = ()
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    enable_thinking: bool = False
+    num_logprobs: int = 0
+    deadline: float = 0.0  # seconds from the start of its work; 0: none
+    stream_channel: StreamChannel | None = None
+    on_token_generated: Callable[[int, int, int, bool], None] | None = None
+    system_prompt: str = ""
+    queued: float = 0.0  # time.monotonic when it was submitted; 0: it was not queued
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """A sequence that has ended, filed under its original index when it left its row.
+
+    ``token_ids`` is the whole history, prompt included; its last ``generate_length`` are the answer. ``text`` is the
+    answer as it was streamed, None where no text pass was needed while it ran.
+    """
+
+    original_index: int
+    request_id: int
+    token_ids: tuple[int, ...]
+    generate_length: int
+    iterations: int  # steps of the batch from its first token to its last
+    raw_input_ids: tuple[int, ...]
+    effective_prefill_length: int
+    finish_reason: FinishReason
+    refusal: Refusal | None  # why, where it ended in ERROR or DEADLINE
+    text: str | None
+    logprobs: tuple[tuple[TokenLogprob, ...], ...]
+    skip_special_tokens: bool
+    times: SequenceTimes
+    system_prompt: str = ""
+
+    @property
+    def output_ids(self) -> list[int]:
+        """The generated ids, not trimmed by stop strings."""
+        return list(self.token_ids[len(self.token_ids) - self.generate_length :])
+
+
+class GenerationBoundary(Protocol):
+    """Calls that are allowed between steps, on the thread that drives the batch."""
+
+    def admit_sequence(self, seed: SlotSeed) -> AdmitDecision:
+        """Give a prepared sequence a row; its request id is its original index + 1."""
+        ...
+
+    def admit_request(
+        self, request: LLMGenerationRequest, original_index: int, request_id: int, queued: float = 0.0
+    ) -> AdmitDecision:
+        """Give a request of one sequence a row.
+
+        :raises RequestError: the request cannot be served as it is; nothing changed.
+        """
+        ...
+
+    def take_completed_at_or_above(self, first_index: int) -> dict[int, BatchResult]:
+        """Move out the results whose original index is at least ``first_index``."""
+        ...
+
+    def materialize_result(self, result: BatchResult, stop_strings: Sequence[str] = ()) -> LLMGenerationResponse:
+        """A response of one element."""
+        ...
+
+    def resident_count(self) -> int:
+        """Rows in use; capacity is judged on it."""
+        ...
+
+
+BoundaryHook = Callable[[GenerationBoundary], None]

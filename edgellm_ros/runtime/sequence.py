@@ -1,0 +1,238 @@
+"""One live sequence: ids, lengths, stream, stops, and how it ends. It carries all its state; rows are only places."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Items
+
+from ..backends.base import SamplingRow
+from ..errors import Refusal, RefusalCode
+from .boundary import BatchResult, SlotSeed
+from .request import FinishReason, SequenceTimes, TokenLogprob
+from .streaming import StreamChannel, TextStream
+from .tokenizer import Tokenizer
+
+_NOT_FINISHED = FinishReason.NOT_FINISHED
+
+
+class EndRules:
+    """Which ids end a sequence: the primary one always, the others not while it thinks."""
+
+    def __init__(self, eos_token_ids: Items[int], tokenizer: Tokenizer) -> None:
+        self.primary = eos_token_ids[0] if eos_token_ids else None
+        self.all = frozenset(eos_token_ids)
+        self.thinking_start = tokenizer.token_id("<think>")
+        self.thinking_end = tokenizer.token_id("</think>")
+
+
+class Sequence:
+    """State of one sequence from its seat in a row to its result.
+
+    Owned by the thread that drives the batch. ``token_ids`` is the history, prompt first; ``committed_length`` counts
+    the positions of it that the cache holds, always one less than the history once a token was sampled.
+    """
+
+    def __init__(self, seed: SlotSeed, request_id: int, tokenizer: Tokenizer, rules: EndRules, budget: int) -> None:
+        self.seed = seed
+        self.request_id = request_id
+        self.original_index = seed.original_index
+        self.token_ids = list(seed.prompt_ids)
+        self.prompt_length = len(seed.prompt_ids)
+        self.generate_length = 0
+        self.committed_length = 0
+        self.budget = budget
+        self.birth_round = 0
+        self.finish_reason = _NOT_FINISHED
+        self.refusal: Refusal | None = None  # why, where it ended in ERROR or DEADLINE
+        self.logprobs: list[tuple[TokenLogprob, ...]] = []
+        self.channel: StreamChannel | None = None
+        self._tokenizer = tokenizer
+        self._rules = rules
+        self._thinking = seed.enable_thinking
+        self._started = self._first_token = self._last_token = 0.0
+        self.deadline = float("inf")
+        self._text: TextStream | None = self._new_text() if seed.stop_strings else None
+        self._text_parts: list[str] = []
+        # A channel with another rule for special tokens reads the same bytes through a text pass of its own.
+        self._channel_text: TextStream | None = None
+        self._unsent_text = ""
+        self._sent_count = 0
+        self._terminal_sent = False
+
+    # -- start -------------------------------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        """Claim the stream channel; from here on a terminal chunk is owed.
+
+        :raises RequestError: the channel is in use or finished.
+        """
+        channel = self.seed.stream_channel
+        if channel is None:
+            return
+        channel.attach()
+        self.channel = channel
+        if self._text is None:
+            self._text = self._new_text()
+        if channel.skip_special_tokens != self.seed.skip_special_tokens:
+            self._channel_text = self._new_text()
+
+    def start(self, now: float, generation_round: int) -> None:
+        """Prefill begins; the deadline counts from here."""
+        self._started = now
+        self.birth_round = generation_round
+        if self.seed.deadline:
+            self.deadline = now + self.seed.deadline
+
+    def sampling_row(self) -> SamplingRow:
+        """What the sampler needs to know."""
+        sampling = self.seed.sampling
+        return SamplingRow(
+            temperature=float(sampling.temperature),
+            top_k=sampling.top_k,
+            top_p=float(sampling.top_p),
+            min_p=float(sampling.min_p),
+            repetition_penalty=float(sampling.repetition_penalty),
+            presence_penalty=float(sampling.presence_penalty),
+            frequency_penalty=float(sampling.frequency_penalty),
+            seed=self.seed.sampling_seed,
+            logit_bias=self.seed.logit_bias,
+            num_logprobs=self.seed.num_logprobs,
+        )
+
+    @property
+    def finished(self) -> bool:
+        """True once it has a terminal reason, which never changes but for a stop string found in the same step."""
+        return self.finish_reason is not _NOT_FINISHED
+
+    @property
+    def prefilled(self) -> bool:
+        """True when the whole prompt is in the cache."""
+        return self.committed_length >= self.prompt_length
+
+    # -- between steps -----------------------------------------------------------------------------------------
+
+    def check_interrupts(self, now: float) -> None:
+        """End it where its channel was cancelled or its time is over."""
+        if self.finish_reason is not _NOT_FINISHED:
+            return
+        if self.channel is not None and self.channel.cancelled:
+            self.finish_reason = FinishReason.CANCELLED
+        elif now >= self.deadline:
+            self.finish_reason = FinishReason.DEADLINE
+            self.refusal = Refusal(
+                RefusalCode.DEADLINE,
+                f"the request ran out of its {self.seed.deadline:g} s after {self.generate_length} tokens; "
+                "allow more time or fewer tokens.",
+            )
+
+    def fail(self, refusal: Refusal) -> None:
+        """End it in ERROR unless it has ended."""
+        if self.finish_reason is _NOT_FINISHED:
+            self.finish_reason = FinishReason.ERROR
+            self.refusal = refusal
+
+    # -- one token ---------------------------------------------------------------------------------------------
+
+    def accept(self, token_id: int, logprobs: tuple[TokenLogprob, ...], now: float) -> None:
+        """Append a sampled token and decide whether the sequence ends with it."""
+        self.token_ids.append(token_id)
+        self.generate_length += 1
+        if self.seed.num_logprobs:
+            self.logprobs.append(logprobs)
+        self._last_token = now
+        if self.generate_length == 1:
+            self._first_token = now
+        if self._thinking:
+            rules = self._rules
+            skipped = self.generate_length == 1 and token_id != rules.thinking_start
+            self._thinking = not (skipped or token_id == rules.thinking_end)
+        if token_id in self._rules.all and not self.seed.ignore_eos:
+            if token_id == self._rules.primary or not self._thinking:
+                self.finish_reason = FinishReason.END_ID
+        if self.finish_reason is _NOT_FINISHED and self.generate_length >= self.budget:
+            self.finish_reason = FinishReason.LENGTH
+        if self._text is not None:
+            self._read_text(token_id)
+
+    def _read_text(self, token_id: int) -> None:
+        assert self._text is not None
+        tokenizer = self._tokenizer
+        text = self._text.feed(tokenizer.token_bytes(token_id, self.seed.skip_special_tokens))
+        if text:
+            self._text_parts.append(text)
+        if self._text.stopped:
+            self.finish_reason = FinishReason.STOP_WORDS
+        if self.channel is not None:
+            if self._channel_text is not None:
+                text = self._channel_text.feed(tokenizer.token_bytes(token_id, self.channel.skip_special_tokens))
+            self._unsent_text += text
+
+    # -- to the consumer ---------------------------------------------------------------------------------------
+
+    def emit(self) -> None:
+        """Push a chunk where one is due, the terminal one where the sequence has ended."""
+        if self.finish_reason is not _NOT_FINISHED:
+            self._emit_terminal()
+        elif self.channel is not None and self._unsent_text:
+            if self.generate_length - self._sent_count >= self.channel.interval:
+                self._push(_NOT_FINISHED)
+
+    def _emit_terminal(self) -> None:
+        if self._terminal_sent:
+            return
+        self._terminal_sent = True
+        rest = ""
+        if self._text is not None:
+            rest = self._text.finish()
+            self._text_parts.append(rest)
+        if self.channel is None:
+            return
+        self._unsent_text += rest if self._channel_text is None else self._channel_text.finish()
+        self.finish_reason = self._push(self.finish_reason)
+
+    def _push(self, reason: FinishReason) -> FinishReason:
+        assert self.channel is not None
+        start = self.prompt_length + self._sent_count
+        reason = self.channel.push(
+            self.token_ids[start:],
+            self._unsent_text,
+            self.prompt_length,
+            self.logprobs[self._sent_count :],
+            reason,
+        )
+        self._sent_count = self.generate_length
+        self._unsent_text = ""
+        return reason
+
+    # -- result ------------------------------------------------------------------------------------------------
+
+    def times(self) -> SequenceTimes:
+        """When it was queued, started, gave its first and its last token."""
+        return SequenceTimes(self.seed.queued, self._started, self._first_token, self._last_token)
+
+    def result(self, generation_round: int) -> BatchResult:
+        """What is filed when it leaves its row."""
+        return BatchResult(
+            original_index=self.original_index,
+            request_id=self.request_id,
+            token_ids=tuple(self.token_ids),
+            generate_length=self.generate_length,
+            iterations=max(0, generation_round - self.birth_round),
+            raw_input_ids=self.seed.prompt_ids,
+            effective_prefill_length=self.prompt_length,
+            finish_reason=self.finish_reason,
+            refusal=self.refusal,
+            text="".join(self._text_parts) if self._text is not None else None,
+            logprobs=tuple(self.logprobs),
+            skip_special_tokens=self.seed.skip_special_tokens,
+            times=self.times(),
+            system_prompt=self.seed.system_prompt,
+        )
+
+    def _new_text(self) -> TextStream:
+        return TextStream(self.seed.stop_strings, self._tokenizer.strips_leading_space)
+
+
+def now() -> float:
+    """The clock of all times here."""
+    return time.monotonic()

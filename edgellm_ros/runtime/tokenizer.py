@@ -1,0 +1,294 @@
+"""Text to ids and back, with user text never read as control tokens unless that is asked for.
+
+The usual way (render the chat template, encode the whole text) is kept, so ids equal those of other tools. Only when
+a message holds the text of a control token is it taken apart: that text travels through the template under a private
+name, the rendered text is cut at the template's own control tokens, and the parts between are encoded by a second
+tokenizer that knows no control tokens.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from ..engine_format import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, read_json
+from ..errors import EngineDirectoryError, RefusalCode, RequestError
+from .chat_template import ChatTemplate, load_chat_template
+from .pieces import PieceDecoder
+from .request import Message, SpecialTokenPolicy
+from .tokenizer_format import control_tokens, without_control_tokens
+
+THINKING_MARKERS = ("<think>", "</think>")
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt ready for the engine: rendered text, its ids, and how many control tokens the user's text held."""
+
+    text: str
+    token_ids: list[int]
+    control_token_count: int = 0
+
+
+class Tokenizer:
+    """Safe to use from any thread once it is built; nothing in it changes but caches.
+
+    ``definition`` is the parsed ``tokenizer.json``, ``configuration`` the parsed ``tokenizer_config.json``.
+
+    :raises EngineDirectoryError: the definition is not one that the ``tokenizers`` package reads.
+    """
+
+    def __init__(
+        self,
+        definition: str,
+        configuration: Mapping[str, Any] | None = None,
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        try:
+            self._full = tokenizers.Tokenizer.from_str(definition)
+        except Exception as error:
+            raise EngineDirectoryError(
+                f"{TOKENIZER_FILE} is not a tokenizer that can be loaded ({error}); build the engine directory again."
+            ) from None
+        self._full.no_truncation()
+        self._full.no_padding()
+        self._definition = definition
+        self.configuration = dict(configuration or {})
+        self.chat_template = chat_template
+        self._added = self._full.get_added_tokens_decoder()
+        self._control = control_tokens(self._added)
+        texts = sorted((text for text in self._control.values() if text), key=len, reverse=True)
+        self._control_pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
+        self._literal: tuple[tokenizers.Tokenizer, tokenizers.Tokenizer] | None = None
+        self._pieces = PieceDecoder(self._full, self._added)
+
+    @classmethod
+    def from_directory(cls, path: Path | str) -> Tokenizer:
+        """The tokenizer and chat template of an engine directory.
+
+        :raises EngineDirectoryError: a file is missing, cannot be read, or does not hold what it should.
+        """
+        path = Path(path)
+        try:
+            definition = (path / TOKENIZER_FILE).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise EngineDirectoryError(
+                f"{path / TOKENIZER_FILE} cannot be read ({error}); build the engine directory again."
+            ) from None
+        config_path = path / TOKENIZER_CONFIG_FILE
+        configuration = read_json(config_path) if config_path.is_file() else {}
+        return cls(definition, configuration, load_chat_template(path, configuration))
+
+    # -- ids to bytes ------------------------------------------------------------------------------------------
+
+    @property
+    def strips_leading_space(self) -> bool:
+        """True when a text's first space belongs to the tokenizer and not to the text (SentencePiece)."""
+        return self._pieces.strips_leading_space
+
+    def token_bytes(self, token_id: int, skip_special_tokens: bool = True) -> bytes:
+        """The exact bytes of a token; empty for special tokens when they are skipped and for ids without a token."""
+        return self._pieces.token_bytes(token_id, skip_special_tokens)
+
+    def token_id(self, text: str) -> int | None:
+        """The id of a token by its exact text."""
+        token: int | None = self._full.token_to_id(text)
+        return token
+
+    def is_control(self, token_id: int) -> bool:
+        """True for ids that structure a conversation rather than stand for text."""
+        return token_id in self._control
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the tokenizer knows, added tokens included."""
+        size: int = self._full.get_vocab_size(with_added_tokens=True)
+        return size
+
+    # -- text to ids -------------------------------------------------------------------------------------------
+
+    def encode(self, text: str, *, add_special_tokens: bool = False, allow_control: bool = True) -> list[int]:
+        """Ids of a text; with ``allow_control=False`` the text of a control token is encoded as ordinary text."""
+        text = _valid(text)
+        if allow_control:
+            return self._encode_plain(text, add_special_tokens)
+        nonce = _Nonce()
+        return self._encode_marked(self._mark(text, nonce), nonce, add_special_tokens)
+
+    def count_control_tokens(self, text: str) -> int:
+        """How many control tokens a text would turn into if it were not taken literally."""
+        nonce = _Nonce()
+        self._mark(_valid(text), nonce)
+        return len(nonce.originals)
+
+    def encode_conversation(
+        self,
+        messages: Sequence[Message],
+        *,
+        apply_chat_template: bool = True,
+        add_generation_prompt: bool = True,
+        enable_thinking: bool = False,
+        special_tokens: SpecialTokenPolicy = SpecialTokenPolicy.LITERAL,
+    ) -> EncodedPrompt:
+        """Render and encode. Without a template the contents are joined as they are and encoded as a fresh text.
+
+        :raises RequestError: blank last message, control tokens where they are to be rejected, no chat template
+            though one is wanted, or a template that refuses the conversation.
+        """
+        if not messages or _blank(messages[-1].content):
+            raise RequestError(
+                "the prompt is empty or blank; want at least one visible character.", RefusalCode.EMPTY_PROMPT
+            )
+        template = self.chat_template if apply_chat_template else None
+        if apply_chat_template and template is None:
+            raise RequestError(
+                "this engine directory has no chat template; send the prompt with the template switched off.",
+                RefusalCode.UNSUPPORTED,
+            )
+        nonce = _Nonce()
+        contents = [_valid(message.content) for message in messages]
+        if special_tokens is not SpecialTokenPolicy.ALLOW:
+            contents = [
+                self._mark(content, nonce, THINKING_MARKERS if message.role == "assistant" else ())
+                for message, content in zip(messages, contents, strict=True)
+            ]
+        if template is None:
+            rendered = "".join(contents)
+            if special_tokens is not SpecialTokenPolicy.ALLOW:
+                rendered = self._mark(rendered, nonce)  # two contents may form a control token between them
+        else:
+            rendered = template.render(
+                [
+                    {"role": _valid(message.role), "content": content}
+                    for message, content in zip(messages, contents, strict=True)
+                ],
+                add_generation_prompt=add_generation_prompt,
+                enable_thinking=enable_thinking,
+            )
+        count = len(nonce.originals)
+        if count and special_tokens is SpecialTokenPolicy.REJECT:
+            raise RequestError(
+                f"the prompt holds the text of {count} control token{'s' * (count > 1)}; remove it, or allow such "
+                "text to be taken literally.",
+                RefusalCode.SPECIAL_TOKENS,
+            )
+        ids = self._encode_marked(rendered, nonce, add_special_tokens=template is None)
+        if not ids:
+            raise RequestError("nothing is left of the prompt after tokenising.", RefusalCode.EMPTY_PROMPT)
+        return EncodedPrompt(nonce.restore(rendered), ids, count)
+
+    def _encode_plain(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._full.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def _mark(self, text: str, nonce: _Nonce, keep: Sequence[str] = ()) -> str:
+        """Replace the text of control tokens by private names."""
+        if self._control_pattern is None:
+            return text
+        text = self._control_pattern.sub(
+            lambda match: match.group() if match.group() in keep else nonce.name(match.group()), text
+        )
+        if self._full.normalizer is None:
+            return text
+        while True:  # a normaliser may still turn other text into a control token
+            encoding = self._full.encode(text, add_special_tokens=False)
+            for token, (start, end) in zip(reversed(encoding.ids), reversed(encoding.offsets), strict=True):
+                if self._written_as_control(token, text[start:end]) and text[start:end] not in keep:
+                    text = text[:start] + nonce.name(text[start:end]) + text[end:]
+                    break
+            else:
+                return text
+
+    def _encode_marked(self, text: str, nonce: _Nonce, add_special_tokens: bool) -> list[int]:
+        if not nonce.originals:
+            return self._encode_plain(text, add_special_tokens)
+        first, later = self._literal_tokenizers()
+        encoding = self._full.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = []
+        done = 0
+
+        def literal(end: int) -> None:
+            part = nonce.restore(text[done:end])
+            if part:
+                ids.extend((later if done else first).encode(part, add_special_tokens=False).ids)
+
+        seen = False
+        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if end <= start and token in self._control:  # put there by the post-processor: before or after everything
+                if seen:
+                    literal(len(text))
+                    done = len(text)
+                ids.append(token)
+                continue
+            seen = True
+            if not self._written_as_control(token, text[start:end]):
+                continue
+            literal(start)
+            ids.append(token)
+            done = end
+        literal(len(text))
+        return ids
+
+    def _written_as_control(self, token: int, text: str) -> bool:
+        """True when a token stands for the text of a control token, and not for text that no token knows."""
+        control = self._control.get(token, "").strip()
+        if not control or not text:
+            return False
+        if text.strip() == control:
+            return True
+        normalizer = self._full.normalizer
+        if normalizer is None:
+            return False
+        normalised: str = normalizer.normalize_str(text)
+        return normalised.strip() == str(normalizer.normalize_str(control)).strip()
+
+    def _literal_tokenizers(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
+        """For the first part of a text and for later ones (they differ where only a text's start gets a space)."""
+        if self._literal is None:
+            removed = set(self._control.values())
+            self._literal = (
+                tokenizers.Tokenizer.from_str(without_control_tokens(self._definition, removed, first=True)),
+                tokenizers.Tokenizer.from_str(without_control_tokens(self._definition, removed, first=False)),
+            )
+        return self._literal
+
+
+class _Nonce:
+    """Names that no user can guess; only letters and digits, so they pass through template filters unharmed."""
+
+    def __init__(self) -> None:
+        self._prefix = f"zq{secrets.token_hex(12)}n"
+        self.originals: list[str] = []
+        self._pattern = re.compile(self._prefix + r"(\d+)z")
+
+    def name(self, original: str) -> str:
+        self.originals.append(original)
+        return f"{self._prefix}{len(self.originals) - 1}z"
+
+    def restore(self, text: str) -> str:
+        if not self.originals:
+            return text
+        return self._pattern.sub(lambda match: self.restore(self.originals[int(match.group(1))]), text)
+
+
+def _valid(text: str) -> str:
+    """Without lone surrogates, which no encoder takes."""
+    try:
+        text.encode("utf-8")
+        return text
+    except UnicodeEncodeError:
+        return re.sub("[\ud800-\udfff]", "\ufffd", text)
+
+
+def _blank(text: str) -> bool:
+    return all(unicodedata.category(character) in _INVISIBLE for character in text)
+
+
+_INVISIBLE = ("Zs", "Zl", "Zp", "Cc", "Cf")  # separators, control and formatting characters
