@@ -230,7 +230,7 @@ def build_engine(
     :raises EngineDirectoryError: ``output`` cannot be written.
     """
     report = progress or (lambda state: None)
-    place = Path(output)
+    place = Path(output).absolute()
     with closing(open_checkpoint(source)) as checkpoint:
         plan = plan_build(checkpoint, precision=precision, limits=limits, lowering=lowering)
         fingerprint = _fingerprint(plan, report)

@@ -61,10 +61,19 @@ def _remove_abandoned(output: Path) -> None:
                 os.close(descriptor)
 
 
-def _put_in_place(temporary: Path, output: Path, fingerprint: str) -> None:
+@contextlib.contextmanager
+def _parent_lock(output: Path) -> Iterator[int]:
+    """Holds off other builds to the same parent for a short step; gives the parent's descriptor."""
     parent = os.open(output.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(parent, fcntl.LOCK_EX)
+        yield parent
+    finally:
+        os.close(parent)
+
+
+def _put_in_place(temporary: Path, output: Path, fingerprint: str) -> None:
+    with _parent_lock(output) as parent:
         if holds_build(output, fingerprint):
             return  # another build of the same thing was faster
         if not output.exists():
@@ -81,8 +90,6 @@ def _put_in_place(temporary: Path, output: Path, fingerprint: str) -> None:
                 raise
             shutil.rmtree(retired)
         os.fsync(parent)
-    finally:
-        os.close(parent)
 
 
 @contextlib.contextmanager
@@ -98,11 +105,12 @@ def writing(output: Path, fingerprint: str, needed: int) -> Iterator[Path]:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         _check_place(output, needed)
-        _remove_abandoned(output)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{output.name}.building-", dir=output.parent))
+        with _parent_lock(output):  # else a rival could take a folder for abandoned before its lock is held
+            _remove_abandoned(output)
+            temporary = Path(tempfile.mkdtemp(prefix=f".{output.name}.building-", dir=output.parent))
+            lock = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         temporary.chmod(0o755)
-        lock = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
         yield temporary
         _put_in_place(temporary, output, fingerprint)
     except OSError as error:

@@ -121,8 +121,10 @@ def _encode(values: np.ndarray, dtype: str) -> bytes:
     """float32 as little-endian F32, F16 or BF16, rounded to nearest even."""
     if dtype == "BF16":
         bits = values.astype("<f4").view("<u4")
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
-    return values.astype("<f4" if dtype == "F32" else "<f2").tobytes()
+        values = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    else:
+        values = values.astype("<f4" if dtype == "F32" else "<f2")
+    return values.tobytes()
 
 
 def write_safetensors(

@@ -6,8 +6,7 @@ caller says which sequence sits in which row and how much of it the cache holds.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,9 +22,16 @@ NOT_FINITE = -1  # the id that the sampler gives for logits that are not finite
 class StepObserver(Protocol):
     """Told when the engine starts to work and when it is done; ``step_ended`` may raise to abandon the step."""
 
-    def step_started(self) -> None: ...
+    def step_started(self) -> None:
+        """The engine starts to work."""
+        ...
 
-    def step_ended(self) -> None: ...
+    def step_ended(self) -> None:
+        """It is done.
+
+        :raises StepTimeoutError: it took too long, and what it was for has been ended meanwhile.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -60,9 +66,7 @@ class ModelExecutor:
         self._backend = backend
         plan = PLAN_FILE in directory.manifest.files and GRAPH_FILE not in directory.manifest.files
         layout = CacheLayout(config.kv_layers, _cache_dtype(config.kv_cache_dtype))
-        self._engine = backend.open_engine(
-            directory.path / (PLAN_FILE if plan else GRAPH_FILE), cache_layout=layout
-        )
+        self._engine = backend.open_engine(directory.path / (PLAN_FILE if plan else GRAPH_FILE), cache_layout=layout)
         self.embeddings = backend.open_embeddings(directory.path / EMBEDDING_FILE, scale=config.embedding_scale)
         self._ropes = {
             kind: RopeKind(kind, tuple(rope.inverse_frequency), rope.scale) for kind, rope in config.rope.items()
@@ -200,13 +204,14 @@ class ModelExecutor:
             "last_token_index": (batch, 1),
             "logits": (batch, 1, self.vocab_size),
         }
-        ropes = []
+        ropes: list[tuple[RopeKind, Tensor, Tensor]] = []
         for kind, rope in self._ropes.items():
             shape = (batch, chunk, len(rope.inverse_frequency))
             names = (f"rope_cos_{kind}", f"rope_sin_{kind}")
             shapes.update(dict.fromkeys(names, shape))
             if all(name in self._tensors for name in names):
-                ropes.append((rope, *(self._tensors[name].prefix(shape) for name in names)))
+                cosine, sine = (self._tensors[name].prefix(shape) for name in names)
+                ropes.append((rope, cosine, sine))
         shapes = {name: shape for name, shape in shapes.items() if name in self._tensors}
         embeds = self._tensors["inputs_embeds"].prefix(shapes["inputs_embeds"])
         backend, engine, table = self._backend, self._engine, self.embeddings
@@ -273,7 +278,9 @@ class ModelExecutor:
 class _Direct:
     """A prefill call: of too many sizes to be worth recording."""
 
-    def __init__(self, step: object) -> None:
+    __slots__ = ("run",)
+
+    def __init__(self, step: Callable[[], None]) -> None:
         self.run = step
 
 
@@ -298,7 +305,7 @@ class _Work:
 
 def _bucket(count: int) -> int:
     """The chunk length for ``count`` tokens: few different shapes, little padding."""
-    return 1 << max(0, math.ceil(math.log2(count))) if count <= 16 else -(-count // 16) * 16
+    return 1 << (count - 1).bit_length() if count <= 16 else -(-count // 16) * 16
 
 
 def _cache_dtype(name: str) -> DataType:

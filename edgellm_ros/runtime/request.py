@@ -140,8 +140,9 @@ class Request:
 class LLMGenerationRequest:
     """A batch of sequences and what they share; per-item fields win over the batch's.
 
-    ``pre_tokenized_input_ids`` and ``formatted_requests`` are filled by ``LLMInferenceRuntime`` (or given: ids that
-    are given bypass template and tokenizer). ``deadline`` is seconds from the start of generation; 0 means none.
+    ``pre_tokenized_input_ids``, ``formatted_requests`` and ``control_token_counts`` are filled by
+    ``LLMInferenceRuntime`` (ids that are given bypass template and tokenizer). ``deadline`` is seconds from the start
+    of generation; 0 means none.
     """
 
     requests: Sequence[Request] = ()
@@ -161,6 +162,7 @@ class LLMGenerationRequest:
     on_token_generated: Callable[[int, int, int, bool], None] | None = None  # token, original index, step, finished
     pre_tokenized_input_ids: list[list[int]] = field(default_factory=list)
     formatted_requests: list[str] = field(default_factory=list)
+    control_token_counts: list[int] = field(default_factory=list)  # control tokens that each item's text held
 
     def __post_init__(self) -> None:
         _check("max_generate_length", self.max_generate_length, 1, 1 << 31, integer=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING
 
 from ..backends.base import SamplingRow
 from ..errors import Refusal, RefusalCode
@@ -11,6 +11,9 @@ from .boundary import BatchResult, SlotSeed
 from .request import FinishReason, SequenceTimes, TokenLogprob
 from .streaming import StreamChannel, TextStream
 from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .decoding.strategy import Accepted
 
 _NOT_FINISHED = FinishReason.NOT_FINISHED
 
@@ -44,6 +47,7 @@ class Sequence:
         self.birth_round = 0
         self.finish_reason = _NOT_FINISHED
         self.refusal: Refusal | None = None  # why, where it ended in ERROR or DEADLINE
+        self.first: Accepted | None = None  # what prefill sampled, until it is delivered
         self.logprobs: list[tuple[TokenLogprob, ...]] = []
         self.channel: StreamChannel | None = None
         self._tokenizer = tokenizer
@@ -131,6 +135,11 @@ class Sequence:
             self.finish_reason = FinishReason.ERROR
             self.refusal = refusal
 
+    def adopt(self, reason: FinishReason) -> None:
+        """Take over how the first rank sees it."""
+        if self.finish_reason is _NOT_FINISHED:
+            self.finish_reason = reason
+
     # -- one token ---------------------------------------------------------------------------------------------
 
     def accept(self, token_id: int, logprobs: tuple[TokenLogprob, ...], now: float) -> None:
@@ -146,21 +155,20 @@ class Sequence:
             rules = self._rules
             skipped = self.generate_length == 1 and token_id != rules.thinking_start
             self._thinking = not (skipped or token_id == rules.thinking_end)
-        if token_id in self._rules.all and not self.seed.ignore_eos:
-            if token_id == self._rules.primary or not self._thinking:
-                self.finish_reason = FinishReason.END_ID
-        if self.finish_reason is _NOT_FINISHED and self.generate_length >= self.budget:
+        ends = token_id in self._rules.all and (token_id == self._rules.primary or not self._thinking)
+        if ends and not self.seed.ignore_eos:
+            self.finish_reason = FinishReason.END_ID
+        elif self.generate_length >= self.budget:
             self.finish_reason = FinishReason.LENGTH
         if self._text is not None:
-            self._read_text(token_id)
+            self._read_text(self._text, token_id)
 
-    def _read_text(self, token_id: int) -> None:
-        assert self._text is not None
+    def _read_text(self, stream: TextStream, token_id: int) -> None:
         tokenizer = self._tokenizer
-        text = self._text.feed(tokenizer.token_bytes(token_id, self.seed.skip_special_tokens))
+        text = stream.feed(tokenizer.token_bytes(token_id, self.seed.skip_special_tokens))
         if text:
             self._text_parts.append(text)
-        if self._text.stopped:
+        if stream.stopped:
             self.finish_reason = FinishReason.STOP_WORDS
         if self.channel is not None:
             if self._channel_text is not None:
@@ -173,9 +181,10 @@ class Sequence:
         """Push a chunk where one is due, the terminal one where the sequence has ended."""
         if self.finish_reason is not _NOT_FINISHED:
             self._emit_terminal()
-        elif self.channel is not None and self._unsent_text:
-            if self.generate_length - self._sent_count >= self.channel.interval:
-                self._push(_NOT_FINISHED)
+            return
+        channel = self.channel
+        if channel is not None and self._unsent_text and self.generate_length - self._sent_count >= channel.interval:
+            self._push(channel, _NOT_FINISHED)
 
     def _emit_terminal(self) -> None:
         if self._terminal_sent:
@@ -188,12 +197,11 @@ class Sequence:
         if self.channel is None:
             return
         self._unsent_text += rest if self._channel_text is None else self._channel_text.finish()
-        self.finish_reason = self._push(self.finish_reason)
+        self.finish_reason = self._push(self.channel, self.finish_reason)
 
-    def _push(self, reason: FinishReason) -> FinishReason:
-        assert self.channel is not None
+    def _push(self, channel: StreamChannel, reason: FinishReason) -> FinishReason:
         start = self.prompt_length + self._sent_count
-        reason = self.channel.push(
+        reason = channel.push(
             self.token_ids[start:],
             self._unsent_text,
             self.prompt_length,
@@ -219,7 +227,7 @@ class Sequence:
             generate_length=self.generate_length,
             iterations=max(0, generation_round - self.birth_round),
             raw_input_ids=self.seed.prompt_ids,
-            effective_prefill_length=self.prompt_length,
+            effective_prefill_length=min(self.committed_length, self.prompt_length),
             finish_reason=self.finish_reason,
             refusal=self.refusal,
             text="".join(self._text_parts) if self._text is not None else None,
@@ -231,8 +239,3 @@ class Sequence:
 
     def _new_text(self) -> TextStream:
         return TextStream(self.seed.stop_strings, self._tokenizer.strips_leading_space)
-
-
-def now() -> float:
-    """The clock of all times here."""
-    return time.monotonic()

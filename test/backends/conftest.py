@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 from backend_driver import BackendDriver
-from tiny_graph import tiny_config, write_tiny_model
 
 from edgellm_ros.backends.base import Backend
 from edgellm_ros.backends.fake import FakeMode, FakeScript, write_fake_engine_directory
 from edgellm_ros.backends.registry import open_backend
+from edgellm_ros.builder.build import build_engine
+from edgellm_ros.builder.random_weights import write_random_llama_checkpoint
 from edgellm_ros.engine_format import BuilderLimits, EngineConfig, open_engine_directory
 
 
@@ -35,19 +36,28 @@ def _fake(folder: Path) -> Subject:
     return Subject("fake", directory, open_engine_directory(directory).config)
 
 
-def _onnxruntime(folder: Path) -> Subject:
-    directory = write_tiny_model(folder / "tiny")
-    return Subject("onnxruntime", directory, tiny_config(BuilderLimits(4, 64, 256)))
+def _onnxruntime(folder: Path, precision: str = "fp32") -> Subject:
+    pytest.importorskip("onnxruntime")
+    checkpoint = write_random_llama_checkpoint(folder / "checkpoint", hidden_size=64, seed=1)
+    limits = BuilderLimits(4, 64, 256)
+    directory = build_engine(checkpoint, folder / precision, precision=precision, limits=limits)
+    return Subject("onnxruntime", directory, open_engine_directory(directory).config)
 
 
-# One entry for each backend: every contract test runs against all of them.
-SUBJECTS: dict[str, Callable[[Path], Subject]] = {"fake": _fake, "onnxruntime": _onnxruntime}
+def _onnxruntime_int8(folder: Path) -> Subject:
+    return _onnxruntime(folder, "int8")
+
+
+# One entry for each backend and kind of engine: every contract test runs against all of them.
+SUBJECTS: dict[str, Callable[[Path], Subject]] = {
+    "fake": _fake,
+    "onnxruntime": _onnxruntime,
+    "onnxruntime-int8": _onnxruntime_int8,
+}
 
 
 @pytest.fixture(scope="session", params=sorted(SUBJECTS))
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    if request.param == "onnxruntime":
-        pytest.importorskip("onnxruntime")
     return SUBJECTS[request.param](tmp_path_factory.mktemp("subject"))
 
 

@@ -24,9 +24,7 @@ class EngineRunner:
         self.config = directory.config
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
-        self.session = onnxruntime.InferenceSession(
-            str(path / "llm.onnx"), options, providers=["CPUExecutionProvider"]
-        )
+        self.session = onnxruntime.InferenceSession(str(path / "llm.onnx"), options, providers=["CPUExecutionProvider"])
         self.embedding = read_embedding(path / "embedding.safetensors")
         self.caches = {
             f"{kind}_{layer}": onnxruntime.OrtValue.ortvalue_from_numpy(
@@ -44,10 +42,7 @@ class EngineRunner:
         for row, chunk in enumerate(chunks):
             ids[row, : len(chunk)] = chunk
         past_length = np.array(past, dtype=np.int32)
-        if positions is None:
-            position = past_length[:, None] + np.arange(width)
-        else:
-            position = np.array(positions)
+        position = past_length[:, None] + np.arange(width) if positions is None else np.array(positions)
         feeds = {
             "inputs_embeds": self.embedding[ids] * np.float32(self.config.embedding_scale),
             "past_length": past_length,
@@ -66,4 +61,8 @@ class EngineRunner:
             binding.bind_ortvalue_output(f"present_{name}", cache)
         binding.bind_output("logits")
         self.session.run_with_iobinding(binding)
-        return np.array(dict(zip([o.name for o in self.session.get_outputs()], binding.get_outputs(), strict=True))["logits"].numpy())
+        return np.array(
+            dict(zip([o.name for o in self.session.get_outputs()], binding.get_outputs(), strict=True))[
+                "logits"
+            ].numpy()
+        )

@@ -13,6 +13,9 @@ from ..graph import Graph
 from ..weights import Weight
 
 LARGEST = 1 << 24
+MOST_LAYERS = 1 << 10
+MOST_HEADS = 1 << 12
+WIDEST_HEAD = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Family(Protocol):
         ...
 
 
-def whole_number(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def whole_number(config: Mapping[str, Any], key: str, default: int | None = None, *, largest: int = LARGEST) -> int:
     """A positive whole number of a configuration; an absent or null key gives ``default``.
 
     :raises CheckpointError: absent without a default, or another value.
@@ -87,8 +90,8 @@ def whole_number(config: Mapping[str, Any], key: str, default: int | None = None
     value = default if value is None else value
     if value is None:
         raise CheckpointError(f"config.json lacks {key}; want a whole number: fetch it again.")
-    if type(value) is not int or not 1 <= value <= LARGEST:
-        raise CheckpointError(f"config.json: {key} is {value!r}; want a whole number from 1 to {LARGEST}.")
+    if type(value) is not int or not 1 <= value <= largest:
+        raise CheckpointError(f"config.json: {key} is {value!r}; want a whole number from 1 to {largest}.")
     return value
 
 

@@ -9,7 +9,17 @@ from ...errors import CheckpointError
 from ..graph import AttentionShape, Graph, Value
 from ..rope import resolve_rope
 from ..weights import Weight, stack_rows
-from .base import DecoderConfig, real_number, rope_settings, switch, token_id, whole_number
+from .base import (
+    MOST_HEADS,
+    MOST_LAYERS,
+    WIDEST_HEAD,
+    DecoderConfig,
+    real_number,
+    rope_settings,
+    switch,
+    token_id,
+    whole_number,
+)
 
 ROPE = "default"
 EMBEDDING = "model.embed_tokens.weight"
@@ -31,8 +41,8 @@ class LlamaFamily:
                 f"config.json: partial_rotary_factor is {config['partial_rotary_factor']!r}; want 1.0."
             )
         hidden_size = whole_number(config, "hidden_size")
-        heads = whole_number(config, "num_attention_heads")
-        head_dim = whole_number(config, "head_dim", hidden_size // heads or None)
+        heads = whole_number(config, "num_attention_heads", largest=MOST_HEADS)
+        head_dim = whole_number(config, "head_dim", hidden_size // heads or None, largest=WIDEST_HEAD)
         maximum = whole_number(config, "max_position_embeddings", 2048)
         base, scaling = rope_settings(config)
         return DecoderConfig(
@@ -41,9 +51,9 @@ class LlamaFamily:
             vocab_size=whole_number(config, "vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=whole_number(config, "intermediate_size"),
-            num_hidden_layers=whole_number(config, "num_hidden_layers"),
+            num_hidden_layers=whole_number(config, "num_hidden_layers", largest=MOST_LAYERS),
             num_attention_heads=heads,
-            num_key_value_heads=whole_number(config, "num_key_value_heads", heads),
+            num_key_value_heads=whole_number(config, "num_key_value_heads", heads, largest=MOST_HEADS),
             head_dim=head_dim,
             norm_epsilon=real_number(config, "rms_norm_eps", 1e-6),
             rope={ROPE: resolve_rope(base, head_dim, maximum, scaling)},

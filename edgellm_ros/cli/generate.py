@@ -1,0 +1,167 @@
+"""Answer one prompt with an engine directory, streamed to the terminal or as one JSON object."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+from ..errors import EdgeLLMError, RequestError
+
+_CLOSED_PIPE = 141  # what a shell shows for a program that its reader left
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("engine_dir", metavar="ENGINE_DIR", help="directory that 'edgellm build' wrote")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--prompt", help="text of the user's turn")
+    what.add_argument("--input-ids", metavar="1,2,3", help="token ids; no template, no tokenizer")
+    parser.add_argument("--system", default="", help="text of a system turn before it")
+    parser.add_argument(
+        "--max-tokens", type=int, default=256, metavar="N", help="most tokens to generate (%(default)s)"
+    )
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 takes the most likely (default)")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the K most likely; 0: from all")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest share P")
+    parser.add_argument("--min-p", type=float, default=0.0, metavar="P", help="least share of the best token's chance")
+    parser.add_argument("--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1 avoids repetition")
+    parser.add_argument("--seed", type=int, default=None, metavar="S", help="of the draws; the same gives the same")
+    parser.add_argument("--stop", action="append", default=[], metavar="STR", help="end before this text; repeatable")
+    parser.add_argument("--ignore-eos", action="store_true", help="go on after end-of-sequence tokens")
+    parser.add_argument("--no-chat-template", action="store_true", help="take the prompt as it is")
+    parser.add_argument("--logprobs", type=int, default=0, metavar="K", help="with --json: K most likely of each token")
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="of the engine; 0: all physical cores")
+    parser.add_argument("--backend", default="auto", help="auto, onnxruntime or fake")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 when the answer ended well, 1 when the engine failed on the way."""
+    if arguments.logprobs and not arguments.json:
+        raise RequestError("--logprobs is given without --json; add it.")
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
+    try:
+        return _generate(arguments)
+    except BrokenPipeError:
+        # The interpreter flushes standard output once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _CLOSED_PIPE
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    from ..runtime.inference_runtime import LLMInferenceRuntime
+    from ..runtime.request import LLMGenerationResponse
+    from ..runtime.session import GenerationSession
+    from ..runtime.streaming import StreamChannel
+
+    channel = StreamChannel()
+    request = _request(arguments, channel)
+    response = LLMGenerationResponse()
+    with LLMInferenceRuntime(arguments.engine_dir, backend=arguments.backend, threads=arguments.threads) as runtime:
+        prepared = runtime.prepare(request)
+        generation = runtime.rank.begin_generation(prepared, response)
+        if generation is None:
+            refusal = runtime.rank.last_refusal
+            raise EdgeLLMError(refusal.message, refusal.code) if refusal else EdgeLLMError("the request was refused.")
+        with generation:
+            session = GenerationSession(runtime.rank, generation)
+            session.prime_from_prefill()
+            _show(channel, arguments.json)
+            while not session.finished():
+                session.advance()
+                _show(channel, arguments.json)
+            runtime.rank.finish_generation(generation, prepared, response)
+        if arguments.json:
+            print(json.dumps(_report(runtime, prepared, response), ensure_ascii=False))
+        else:
+            print(flush=True)
+            print(_summary(response), file=sys.stderr)
+    if response.messages[0]:
+        print(f"edgellm generate: {response.messages[0]}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _request(arguments: argparse.Namespace, channel: Any) -> Any:
+    from ..runtime.request import LLMGenerationRequest, Message, Request, SamplingParameters
+
+    messages: tuple[Message, ...] = ()
+    ids: list[list[int]] = []
+    if arguments.input_ids is not None:
+        try:
+            ids = [[int(token) for token in arguments.input_ids.replace(",", " ").split()]]
+        except ValueError:
+            raise RequestError(
+                f"--input-ids is {arguments.input_ids!r}; want whole numbers with commas between them."
+            ) from None
+        if not ids[0]:
+            raise RequestError("--input-ids is empty; want at least one id.")
+    else:
+        system = (Message("system", arguments.system),) if arguments.system else ()
+        messages = (*system, Message("user", arguments.prompt))
+    return LLMGenerationRequest(
+        requests=(Request(messages, stop_strings=tuple(arguments.stop), ignore_eos=arguments.ignore_eos),),
+        sampling=SamplingParameters(
+            temperature=arguments.temperature,
+            top_p=arguments.top_p,
+            top_k=arguments.top_k,
+            min_p=arguments.min_p,
+            repetition_penalty=arguments.repetition_penalty,
+        ),
+        max_generate_length=arguments.max_tokens,
+        sampling_seed=arguments.seed,
+        apply_chat_template=not arguments.no_chat_template,
+        num_logprobs=arguments.logprobs,
+        stream_channels=(channel,),
+        pre_tokenized_input_ids=ids,
+    )
+
+
+def _show(channel: Any, silent: bool) -> None:
+    while (chunk := channel.try_pop()) is not None:
+        if not silent and chunk.text:
+            print(chunk.text, end="", flush=True)
+
+
+def _timings(response: Any) -> dict[str, float]:
+    """Seconds; tokens per second of decoding, the first token left out."""
+    times, count = response.times[0], len(response.output_ids[0])
+    decode = max(0.0, times.last_token - times.first_token)
+    return {
+        "time_to_first_token": max(0.0, times.first_token - times.prefill_start),
+        "decode": decode,
+        "tokens_per_second": (count - 1) / decode if decode else 0.0,
+    }
+
+
+def _report(runtime: Any, prepared: Any, response: Any) -> dict[str, Any]:
+    from ..runtime.seeds import resolve_seed
+
+    return {
+        "input_ids": prepared.pre_tokenized_input_ids[0],
+        "output_ids": response.output_ids[0],
+        "text": response.output_texts[0],
+        "finish_reason": response.finish_reasons[0].label,
+        "message": response.messages[0],
+        "seed": resolve_seed(prepared, prepared.requests[0]),
+        "logprobs": [
+            [
+                {"id": entry.token_id, "logprob": entry.logprob, "text": entry.piece.decode("utf-8", "replace")}
+                for entry in candidates
+            ]
+            for candidates in response.logprobs[0]
+        ],
+        "timings": {**_timings(response), "load": runtime.describe()["load_seconds"]},
+    }
+
+
+def _summary(response: Any) -> str:
+    timings = _timings(response)
+    return (
+        f"{len(response.output_ids[0])} tokens ({response.finish_reasons[0].label}), first after "
+        f"{timings['time_to_first_token'] * 1000:.0f} ms, then {timings['tokens_per_second']:.1f} tokens/s"
+    )

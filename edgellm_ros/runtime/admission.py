@@ -1,0 +1,90 @@
+"""Who may take a row: requests checked, cut into sequences, their prompts run, their results counted."""
+
+from __future__ import annotations
+
+import time
+
+from ..engine_format import EngineConfig
+from ..errors import BackendError, RefusalCode, RequestError
+from .boundary import BatchResult, SlotSeed
+from .decoding.strategy import Accepted, DecodingStrategy
+from .executor import ModelExecutor
+from .metrics import LLMGenerationMetrics, LLMPrefillMetrics
+from .request import LLMGenerationRequest
+from .seeds import check_prompt, check_request, make_seed, token_budget
+from .sequence import EndRules, Sequence
+from .tokenizer import Tokenizer
+
+
+class Admission:
+    """What founders of a batch and later arrivals have in common. Checks may run on any thread, the rest may not."""
+
+    def __init__(
+        self, config: EngineConfig, executor: ModelExecutor, tokenizer: Tokenizer, strategy: DecodingStrategy
+    ) -> None:
+        self.config = config
+        self.executor = executor
+        self.tokenizer = tokenizer
+        self.strategy = strategy
+        self.prefill_metrics = LLMPrefillMetrics()
+        self.generation_metrics = LLMGenerationMetrics()
+        self._rules = EndRules(config.eos_token_id, tokenizer)
+
+    def check(self, request: LLMGenerationRequest) -> None:
+        """Everything that ``begin_generation`` would refuse a prepared request for, without starting it.
+
+        :raises RequestError: what and why (``InputTooLongError`` for lengths).
+        """
+        for index in range(max(1, len(request.requests))):
+            self.check_seed(self.make_checked_seed(request, index, index))
+
+    def make_checked_seed(
+        self, request: LLMGenerationRequest, index: int, original_index: int, queued: float = 0.0
+    ) -> SlotSeed:
+        """One sequence of a prepared request.
+
+        :raises RequestError: the request, or this sequence of it, cannot be served.
+        """
+        limits = self.config.limits
+        check_request(request, limits, self.config.vocab_size)
+        if len(request.pre_tokenized_input_ids) != len(request.requests):
+            raise RequestError(
+                "the request was not tokenised; prepare it, or give one list of ids per sequence.",
+                RefusalCode.UNPREPARED,
+            )
+        seed = make_seed(request, index, original_index, queued)
+        self.check_seed(seed)
+        return seed
+
+    def check_seed(self, seed: SlotSeed) -> None:
+        """:raises RequestError: its prompt is empty, too long, foreign to the vocabulary, or leaves no room."""
+        check_prompt(seed.prompt_ids, self.config.limits, self.config.vocab_size)
+        self._budget(seed)
+
+    def new_sequence(self, seed: SlotSeed, request_id: int) -> Sequence:
+        """A sequence that has no row yet."""
+        return Sequence(seed, request_id, self.tokenizer, self._rules, self._budget(seed))
+
+    def _budget(self, seed: SlotSeed) -> int:
+        headroom = self.strategy.base_headroom
+        return token_budget(len(seed.prompt_ids), seed.max_generate_length, self.config.limits, headroom)
+
+    def seat(self, sequence: Sequence, row: int) -> None:
+        """Give a sequence its sampling state in a row."""
+        self.executor.start_row(row, sequence.sampling_row(), sequence.seed.prompt_ids)
+
+    def prefill_chunk(self, sequence: Sequence, row: int) -> Accepted | None:
+        """One chunk of a prompt; a failing engine ends that sequence alone."""
+        start = time.monotonic()
+        try:
+            return self.strategy.prefill_chunk(sequence, row)
+        except BackendError as error:
+            sequence.fail(error.refusal)
+            return None
+        finally:
+            self.prefill_metrics.seconds += time.monotonic() - start
+
+    def record(self, result: BatchResult) -> None:
+        """Count a sequence that left its row."""
+        self.prefill_metrics.record(len(result.raw_input_ids), result.effective_prefill_length)
+        self.generation_metrics.record(result.generate_length)

@@ -1,0 +1,54 @@
+"""One token per step and row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+from ..executor import NOT_FINITE, ModelExecutor
+from ..request import TokenLogprob
+from ..sequence import Sequence
+from ..tokenizer import Tokenizer
+from .strategy import Accepted
+
+
+class VanillaDecoding:
+    """The model alone."""
+
+    name = "vanilla"
+    base_headroom = 1
+    max_accepted_tokens = 1
+    supports_live_admission = True
+
+    def __init__(self, executor: ModelExecutor, tokenizer: Tokenizer) -> None:
+        self._executor = executor
+        self._tokenizer = tokenizer
+
+    def prefill_chunk(self, sequence: Sequence, row: int) -> Accepted | None:
+        """See ``DecodingStrategy``."""
+        done, token_id = self._executor.prefill(row, sequence.token_ids, sequence.committed_length)
+        sequence.committed_length = done
+        return None if token_id is None else self._accepted(sequence, token_id, 0)
+
+    def decode_step(self, sequences: Items[Sequence]) -> list[Accepted]:
+        """See ``DecodingStrategy``."""
+        token_ids = self._executor.decode(
+            [sequence.token_ids[-1] for sequence in sequences], [sequence.committed_length for sequence in sequences]
+        )
+        accepted = []
+        for index, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True)):
+            sequence.committed_length += 1
+            accepted.append(self._accepted(sequence, token_id, index))
+        return accepted
+
+    def _accepted(self, sequence: Sequence, token_id: int, index: int) -> Accepted:
+        if token_id == NOT_FINITE:
+            return Accepted((), not_finite=True)
+        count = sequence.seed.num_logprobs
+        if not count:
+            return Accepted((token_id,))
+        token_bytes = self._tokenizer.token_bytes
+        candidates = tuple(
+            TokenLogprob(candidate, logprob, token_bytes(candidate, False))
+            for candidate, logprob in self._executor.logprobs(index, count)
+        )
+        return Accepted((token_id,), (candidates,))

@@ -1,0 +1,164 @@
+"""The runtime as a user sees it: conversations in, text out."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+from ..backends.base import Backend
+from ..engine_format import EngineConfig, Manifest
+from ..errors import InputTooLongError, Refusal, RequestError
+from .boundary import BoundaryHook
+from .rank_runtime import LLMRankRuntime
+from .request import LLMGenerationRequest, LLMGenerationResponse
+from .tokenizer import Tokenizer
+
+MAX_INPUT_BYTES = 10**6  # text of all messages of a request
+
+
+class LLMInferenceRuntime:
+    """Renders and tokenises a request once and runs it. One thread at a time; ``prepare`` may run on any.
+
+    ``backend`` is a name ("auto" takes what the engine directory was built for) or an open backend, which then stays
+    the caller's. ``threads`` is for the engine's own work, 0 for all physical cores.
+
+    :raises EngineDirectoryError: the directory fails a check.
+    :raises BackendError: the device or engine library fails, or cannot run this directory.
+    """
+
+    def __init__(
+        self,
+        engine_dir: Path | str,
+        *,
+        backend: str | Backend = "auto",
+        threads: int = 0,
+        prefill_chunk: int = 256,
+    ) -> None:
+        start = time.monotonic()
+        self.rank = LLMRankRuntime(engine_dir, backend=backend, threads=threads, prefill_chunk=prefill_chunk)
+        self.last_refusal: Refusal | None = None
+        self._load_seconds = time.monotonic() - start
+
+    @property
+    def config(self) -> EngineConfig:
+        """``config.json`` of the engine directory."""
+        return self.rank.config
+
+    @property
+    def manifest(self) -> Manifest:
+        """``manifest.json`` of the engine directory."""
+        return self.rank.manifest
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer and chat template."""
+        return self.rank.tokenizer
+
+    def prepare(self, request: LLMGenerationRequest) -> LLMGenerationRequest:
+        """A copy that holds the ids of every sequence; the rendered prompts also go into the caller's request.
+
+        Ids that are given win over messages. Lengths are checked against the engine where the request begins.
+
+        :raises RequestError: a prompt that is blank, too long as text, refused by the template or by the policy for
+            control tokens.
+        """
+        ids: list[list[int]] = []
+        formatted: list[str] = []
+        counts: list[int] = []
+        given = request.pre_tokenized_input_ids
+        if len(given) > len(request.requests):
+            raise RequestError(
+                f"{len(given)} lists of ids are given for {len(request.requests)} sequences; want one each."
+            )
+        size = sum(len(message.content) for item in request.requests for message in item.messages)
+        if size > MAX_INPUT_BYTES:
+            raise InputTooLongError(f"the messages hold {size} characters; want at most {MAX_INPUT_BYTES}.")
+        for index, item in enumerate(request.requests):
+            if index < len(given) and given[index]:
+                ids.append(list(given[index]))
+                formatted.append("")
+                counts.append(0)
+                continue
+            if not item.messages:
+                raise RequestError(f"sequence {index} has neither messages nor ids; want one of them.")
+            prompt = self.tokenizer.encode_conversation(
+                item.messages,
+                apply_chat_template=request.apply_chat_template,
+                add_generation_prompt=request.add_generation_prompt,
+                enable_thinking=request.enable_thinking,
+                special_tokens=request.special_tokens,
+            )
+            ids.append(prompt.token_ids)
+            formatted.append(prompt.text)
+            counts.append(prompt.control_token_count)
+        request.formatted_requests = formatted
+        request.control_token_counts = counts
+        return dataclasses.replace(
+            request, pre_tokenized_input_ids=ids, formatted_requests=list(formatted), control_token_counts=list(counts)
+        )
+
+    def handle_request(
+        self,
+        request: LLMGenerationRequest,
+        response: LLMGenerationResponse,
+        *,
+        boundary_hook: BoundaryHook | None = None,
+    ) -> bool:
+        """Run a request to its end and fill ``response``; False leaves ``last_refusal``.
+
+        True does not say that every row ended well: see ``finish_reasons`` and ``messages``.
+
+        :raises InputTooLongError: a prompt is longer than the engine takes.
+        """
+        self.last_refusal = None
+        try:
+            prepared = self.prepare(request)
+            if self.rank.handle_request(prepared, response, boundary_hook=boundary_hook):
+                return True
+            self.last_refusal = self.rank.last_refusal
+        except InputTooLongError as error:
+            self.last_refusal = error.refusal
+            raise
+        except RequestError as error:
+            self.last_refusal = error.refusal
+        return False
+
+    def warm_up(self) -> None:
+        """Run the engine once at each batch size, so that the first request is as fast as later ones.
+
+        :raises BackendError: the engine failed.
+        """
+        self.rank.warm_up()
+
+    def describe(self) -> dict[str, Any]:
+        """Model, engine, limits and memory, as plain values for reports and diagnostics."""
+        limits = self.config.limits
+        return {
+            "model": self.config.model,
+            "engine_directory": str(self.rank.directory.path),
+            "backend": self.rank.backend.name,
+            "lowering": self.manifest.lowering,
+            "precision": self.manifest.precision,
+            "source": self.manifest.source,
+            "licence": self.manifest.licence,
+            "max_batch_size": limits.max_batch_size,
+            "max_input_len": limits.max_input_len,
+            "max_kv_cache_capacity": limits.max_kv_cache_capacity,
+            "prefill_chunk": self.rank.executor.prefill_chunk,
+            "chat_template": self.tokenizer.chat_template is not None,
+            "load_seconds": self._load_seconds,
+            "memory": dict(self.rank.backend.memory()),
+            "engine": self.rank.executor.engine_details,
+        }
+
+    def close(self) -> None:
+        """Free the engine; a second call does nothing."""
+        self.rank.close()
+
+    def __enter__(self) -> LLMInferenceRuntime:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

@@ -1,0 +1,65 @@
+"""Counters of a runtime; a sequence is counted when it leaves its row, whoever takes its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class LLMPrefillMetrics:
+    """Of prompts. ``seconds`` is time in engine calls of prompt chunks."""
+
+    total_runs: int = 0  # sequences whose prompt was run
+    reused_tokens: int = 0
+    computed_tokens: int = 0
+    pruned_tokens: int = 0
+    seconds: float = 0.0
+
+    def record(self, raw: int, effective: int) -> None:
+        """One sequence of ``raw`` prompt tokens of which ``effective`` were computed."""
+        self.total_runs += 1
+        self.reused_tokens += raw - effective
+        self.computed_tokens += effective
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Prompt tokens per second of prefill; 0 before any."""
+        return self.computed_tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass
+class LLMGenerationMetrics:
+    """Of generated tokens, the one that prefill samples included. ``seconds`` is time in decode steps."""
+
+    total_runs: int = 0  # sequences
+    generated_tokens: int = 0
+    steps: int = 0  # decode steps of the batch
+    seconds: float = 0.0
+
+    def record(self, generated: int) -> None:
+        """One sequence that generated so many tokens."""
+        self.total_runs += 1
+        self.generated_tokens += generated
+
+
+@dataclass
+class RequestEngineMetrics:
+    """Of a scheduler. A stall counts once per step of the running batch that the first in the queue has to wait."""
+
+    submitted: int = 0
+    refused: int = 0
+    completed: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    step_timeouts: int = 0
+    admitted_mid_flight: int = 0
+    stalls_no_capacity: int = 0
+    queue_latency_count: int = 0
+    queue_latency_total: float = 0.0  # s
+    queue_latency_max: float = 0.0  # s
+
+    def record_queue_latency(self, seconds: float) -> None:
+        """Time between submission and the start of work."""
+        self.queue_latency_count += 1
+        self.queue_latency_total += seconds
+        self.queue_latency_max = max(self.queue_latency_max, seconds)

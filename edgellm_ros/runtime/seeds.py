@@ -1,0 +1,131 @@
+"""A request checked against what the engine can do, and cut into one seed per sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..engine_format import BuilderLimits
+from ..errors import InputTooLongError, RefusalCode, RequestError
+from .boundary import SlotSeed
+from .request import DEFAULT_SEED, MAX_BATCH, LLMGenerationRequest, Request
+
+
+def check_request(request: LLMGenerationRequest, limits: BuilderLimits, vocab_size: int) -> None:
+    """Refuse what does not depend on the prompt's ids.
+
+    :raises RequestError: an empty or too large batch, an item with nothing to answer, a bad bias, an unknown adapter,
+        or channels that do not fit.
+    """
+    count = len(request.requests)
+    if not count:
+        raise RequestError("the request holds no sequence; want at least one.")
+    if count > min(limits.max_batch_size, MAX_BATCH):
+        raise RequestError(
+            f"the request holds {count} sequences; the engine was built for {limits.max_batch_size}: send fewer at "
+            "once.",
+            RefusalCode.BATCH_TOO_LARGE,
+        )
+    for index, item in enumerate(request.requests):
+        if not item.messages and not _given_ids(request, index):
+            raise RequestError(f"sequence {index} has neither messages nor ids; want one of them.")
+        for token in item.logit_bias:
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+                raise RequestError(f"logit_bias names the id {token!r}; want one of 0..{vocab_size - 1}.")
+    if request.lora_weights_name:
+        raise RequestError(
+            f"adapter {request.lora_weights_name!r} is not loaded; leave lora_weights_name empty.",
+            RefusalCode.UNKNOWN_ADAPTER,
+        )
+    if request.save_system_prompt_kv_cache:
+        raise RequestError(
+            "save_system_prompt_kv_cache is set; this engine keeps no system prompts: leave it off.",
+            RefusalCode.UNSUPPORTED,
+        )
+    check_channels(request)
+
+
+def check_channels(request: LLMGenerationRequest) -> None:
+    """:raises RequestError: channels of the wrong number, used twice, or in use already."""
+    channels = request.stream_channels
+    if not channels:
+        return
+    if len(channels) != len(request.requests):
+        raise RequestError(
+            f"the request has {len(channels)} stream channels for {len(request.requests)} sequences; want one each "
+            "(None where there is none).",
+            RefusalCode.BAD_CHANNEL,
+        )
+    given = [channel for channel in channels if channel is not None]
+    if len({id(channel) for channel in given}) != len(given):
+        raise RequestError("one stream channel is given for two sequences; want one each.", RefusalCode.BAD_CHANNEL)
+    for channel in given:
+        channel.check_usable()
+
+
+def check_prompt(prompt_ids: Sequence[int], limits: BuilderLimits, vocab_size: int) -> None:
+    """:raises RequestError: no ids, ids outside the vocabulary (``InputTooLongError``: more than the engine takes)."""
+    count = len(prompt_ids)
+    if not count:
+        raise RequestError("the prompt has no token; want at least one.", RefusalCode.EMPTY_PROMPT)
+    if count > limits.max_kv_cache_capacity:
+        raise InputTooLongError(
+            f"the prompt has {count} tokens; max_kv_cache_capacity is {limits.max_kv_cache_capacity}: shorten it or "
+            "build the engine with more."
+        )
+    if count > limits.max_input_len:
+        raise InputTooLongError(
+            f"the prompt has {count} tokens; max_input_len is {limits.max_input_len}: shorten it or build the engine "
+            "with more."
+        )
+    if min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:
+        raise RequestError(f"the prompt holds an id outside 0..{vocab_size - 1}; use ids of this engine's tokenizer.")
+
+
+def token_budget(prompt_length: int, wanted: int, limits: BuilderLimits, headroom: int) -> int:
+    """Tokens that a sequence may generate.
+
+    :raises RequestError: the prompt leaves no room for one.
+    """
+    room = limits.max_kv_cache_capacity - prompt_length - headroom
+    if room <= 0:
+        raise RequestError(
+            f"the prompt has {prompt_length} tokens and leaves no room to generate one (max_kv_cache_capacity is "
+            f"{limits.max_kv_cache_capacity}); shorten it.",
+            RefusalCode.NO_ROOM,
+        )
+    return min(wanted, room)
+
+
+def make_seed(request: LLMGenerationRequest, index: int, original_index: int, queued: float = 0.0) -> SlotSeed:
+    """Everything one sequence of a prepared request brings; its own fields win over the batch's."""
+    item = request.requests[index]
+    return SlotSeed(
+        prompt_ids=tuple(request.pre_tokenized_input_ids[index]),
+        original_index=original_index,
+        sampling=item.sampling or request.sampling,
+        sampling_seed=resolve_seed(request, item),
+        max_generate_length=item.max_generate_length or request.max_generate_length,
+        stop_strings=item.stop_strings,
+        logit_bias=dict(item.logit_bias),
+        ignore_eos=item.ignore_eos,
+        skip_special_tokens=request.skip_special_tokens,
+        enable_thinking=request.enable_thinking,
+        num_logprobs=request.num_logprobs,
+        deadline=request.deadline,
+        stream_channel=request.stream_channels[index] if request.stream_channels else None,
+        on_token_generated=request.on_token_generated,
+        queued=queued,
+    )
+
+
+def resolve_seed(request: LLMGenerationRequest, item: Request) -> int:
+    """The item's seed, else the batch's, else the fixed default."""
+    for seed in (item.sampling_seed, request.sampling_seed):
+        if seed is not None:
+            return seed
+    return DEFAULT_SEED
+
+
+def _given_ids(request: LLMGenerationRequest, index: int) -> bool:
+    ids = request.pre_tokenized_input_ids
+    return index < len(ids) and bool(ids[index])

@@ -1,0 +1,258 @@
+"""The decode loop as an object: prime, advance, and the boundary between steps where sequences arrive and leave."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING
+
+from ..errors import BackendError, MisuseError, Refusal, RefusalCode, RequestError
+from .boundary import AdmitDecision, BatchResult, SlotSeed
+from .decoding.strategy import Accepted
+from .generation import GenerationContext, SteppedGeneration
+from .request import FinishReason, LLMGenerationRequest, LLMGenerationResponse
+from .sequence import Sequence
+from .streaming import TextStream
+from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .rank_runtime import LLMRankRuntime
+
+_NOT_FINITE = Refusal(
+    RefusalCode.ENGINE_FAILED,
+    "the engine gave numbers that are not finite; check the engine directory or lower its precision.",
+)
+
+
+class GenerationSession:
+    """Drives one open request; every call comes from the thread that drives the runtime, between steps.
+
+    A failing engine call ends the rows that it was for in ERROR, with a sentence; the request itself goes on to its
+    end, so ``prime_from_prefill`` and ``advance`` are False only where nothing can go on.
+
+    :raises MisuseError: from any call, when the request was closed.
+    """
+
+    def __init__(self, runtime: LLMRankRuntime, generation: SteppedGeneration) -> None:
+        self._admission = runtime.admission
+        self._generation = generation
+        self._primed = False
+
+    @property
+    def _context(self) -> GenerationContext:
+        if self._generation.closed:
+            raise MisuseError("this request is closed; begin another one.")
+        return self._generation.context
+
+    # -- the loop ----------------------------------------------------------------------------------------------
+
+    def prime_from_prefill(self) -> bool:
+        """Deliver what prefill gave: first tokens, and the rows that have ended already. Called once, first."""
+        context = self._context
+        if self._primed:
+            raise MisuseError("prime_from_prefill was called twice; call it once, before the first advance.")
+        self._primed = True
+        now = time.monotonic()
+        if not self._check_interrupts(now):
+            return False
+        for sequence in context.sequences:
+            first, sequence.first = sequence.first, None
+            if first is not None and not sequence.finished:
+                self._accept(sequence, first, now)
+            sequence.emit()
+        self._evict()
+        return True
+
+    def finished(self) -> bool:
+        """True when no row is live."""
+        return all(sequence.finished for sequence in self._context.sequences)
+
+    def advance(self) -> bool:
+        """One decode step of the live rows, and one chunk of the prompt of a row that arrived."""
+        context = self._context
+        if not self._primed:
+            raise MisuseError("advance was called before prime_from_prefill; call that first.")
+        if not self._check_interrupts(time.monotonic()):
+            return False
+        # A row that ended between steps leaves now: its consumer hears of it before the step, and the step is cheaper.
+        self._evict()
+        decoding = context.sequences[: context.decoding_count]
+        if decoding:
+            self._decode(decoding)
+            context.generation_round += 1
+            self._evict()
+        if context.prefilling:
+            self._prefill_chunk(context.prefilling[0])
+            self._evict()
+        return True
+
+    def _decode(self, decoding: list[Sequence]) -> None:
+        metrics = self._admission.generation_metrics
+        start = time.monotonic()
+        try:
+            accepted = self._generation.strategy.decode_step(decoding)
+        except BackendError as error:
+            for sequence in decoding:
+                sequence.fail(error.refusal)
+                sequence.emit()
+            return
+        now = time.monotonic()
+        metrics.steps += 1
+        metrics.seconds += now - start
+        for sequence, gained in zip(decoding, accepted, strict=True):
+            self._accept(sequence, gained, now)
+            sequence.emit()
+
+    def _prefill_chunk(self, sequence: Sequence) -> None:
+        row = self._context.sequences.index(sequence)
+        accepted = self._admission.prefill_chunk(sequence, row)
+        if sequence.finished:
+            sequence.emit()
+            return
+        if accepted is not None:
+            self._context.prefilling.remove(sequence)
+            self._accept(sequence, accepted, time.monotonic())
+            sequence.emit()
+
+    def _accept(self, sequence: Sequence, gained: Accepted, now: float) -> None:
+        if gained.not_finite:
+            sequence.fail(_NOT_FINITE)
+            return
+        logprobs = gained.logprobs or ((),) * len(gained.token_ids)
+        callback = sequence.seed.on_token_generated
+        for token_id, candidates in zip(gained.token_ids, logprobs, strict=True):
+            sequence.accept(token_id, candidates, now)
+            if callback is not None:
+                callback(token_id, sequence.original_index, self._context.generation_round, sequence.finished)
+            if sequence.finished:
+                break
+
+    def _check_interrupts(self, now: float) -> bool:
+        """End cancelled and late rows; on several ranks the first one decides, or shapes would differ."""
+        context = self._context
+        broadcast = context.token_broadcast
+        if broadcast is None or self._generation.parallel_rank <= 0:
+            for sequence in context.sequences:
+                sequence.check_interrupts(now)
+        if broadcast is not None:
+            flags = [int(sequence.finish_reason) for sequence in context.sequences]
+            if not broadcast(flags):
+                return False
+            for sequence, flag in zip(context.sequences, flags, strict=True):
+                sequence.adopt(FinishReason(flag))
+        for sequence in context.sequences:
+            if sequence.finished:
+                sequence.emit()
+        return True
+
+    def _evict(self) -> None:
+        """File the rows that have ended and close the holes: the last decoding row, then the waiting rows in order."""
+        context = self._context
+        for row in range(len(context.sequences) - 1, -1, -1):
+            sequence = context.sequences[row]
+            if not sequence.finished:
+                continue
+            decoding = context.decoding_count
+            self._file(sequence)
+            hole = row
+            if sequence in context.prefilling:
+                context.prefilling.remove(sequence)
+            elif row < decoding:
+                hole = decoding - 1
+                self._move(hole, row)
+            for source in range(hole + 1, len(context.sequences)):
+                self._move(source, source - 1)
+            context.sequences.pop()
+
+    def _move(self, source: int, destination: int) -> None:
+        if source == destination:
+            return
+        sequence = self._context.sequences[source]
+        self._admission.executor.move_row(source, destination, sequence.committed_length)
+        self._context.sequences[destination] = sequence
+
+    def _file(self, sequence: Sequence) -> None:
+        result = sequence.result(self._context.generation_round)
+        self._admission.record(result)
+        self._context.completed[result.original_index] = result
+
+    # -- the boundary ------------------------------------------------------------------------------------------
+
+    def resident_count(self) -> int:
+        """Rows in use."""
+        return len(self._context.sequences)
+
+    def admit_request(
+        self, request: LLMGenerationRequest, original_index: int, request_id: int, queued: float = 0.0
+    ) -> AdmitDecision:
+        """Give a prepared request of one sequence a row; its own parameters, seed and budget apply.
+
+        :raises RequestError: the request cannot be served as it is; nothing changed.
+        """
+        self._check_primed()
+        if len(request.requests) != 1:
+            raise RequestError(f"{len(request.requests)} sequences arrive at once; want one.")
+        seed = self._admission.make_checked_seed(request, 0, original_index, queued)
+        return self._admit(seed, request_id)
+
+    def admit_sequence(self, seed: SlotSeed) -> AdmitDecision:
+        """Give a prepared sequence a row; its request id is its original index + 1.
+
+        :raises RequestError: the sequence cannot be served as it is; nothing changed.
+        """
+        self._check_primed()
+        self._admission.check_seed(seed)
+        return self._admit(seed, seed.original_index + 1)
+
+    def _admit(self, seed: SlotSeed, request_id: int) -> AdmitDecision:
+        context = self._context
+        if not self._generation.strategy.supports_live_admission:
+            raise RequestError("this decoding strategy admits nobody to a running batch.", RefusalCode.UNSUPPORTED)
+        taken = {sequence.original_index for sequence in context.sequences} | set(context.completed)
+        if seed.original_index in taken or any(sequence.request_id == request_id for sequence in context.sequences):
+            raise RequestError(f"index {seed.original_index} or request id {request_id} is in use; want new ones.")
+        if len(context.sequences) >= self._admission.config.limits.max_batch_size:
+            return AdmitDecision.NO_CAPACITY
+        sequence = self._admission.new_sequence(seed, request_id)
+        row = len(context.sequences)
+        self._admission.seat(sequence, row)
+        sequence.attach()  # last, for another thread can see it
+        sequence.start(time.monotonic(), context.generation_round)
+        context.sequences.append(sequence)
+        context.prefilling.append(sequence)
+        return AdmitDecision.ADMITTED
+
+    def _check_primed(self) -> None:
+        if not self._primed:
+            raise MisuseError("a sequence arrived before prime_from_prefill; call that first.")
+
+    def take_completed_at_or_above(self, first_index: int) -> dict[int, BatchResult]:
+        """Move out the results whose original index is at least ``first_index``."""
+        completed = self._context.completed
+        return {index: completed.pop(index) for index in sorted(completed) if index >= first_index}
+
+    def materialize_result(self, result: BatchResult, stop_strings: Items[str] = ()) -> LLMGenerationResponse:
+        """A response of one element; ``stop_strings`` matter only where no text was read while it ran."""
+        response = LLMGenerationResponse()
+        append_result(response, result, self._admission.tokenizer, stop_strings)
+        return response
+
+
+def append_result(
+    response: LLMGenerationResponse, result: BatchResult, tokenizer: Tokenizer, stop_strings: Items[str] = ()
+) -> None:
+    """Add one sequence to a response; its text is read now where it was not while it ran."""
+    text, reason = result.text, result.finish_reason
+    if text is None:
+        stream = TextStream(stop_strings, tokenizer.strips_leading_space)
+        parts = [stream.feed(tokenizer.token_bytes(token, result.skip_special_tokens)) for token in result.output_ids]
+        text = "".join([*parts, stream.finish()])
+        if stream.stopped and reason in (FinishReason.END_ID, FinishReason.LENGTH):
+            reason = FinishReason.STOP_WORDS
+    response.output_ids.append(result.output_ids)
+    response.output_texts.append(text)
+    response.logprobs.append([list(candidates) for candidates in result.logprobs])
+    response.finish_reasons.append(reason)
+    response.input_token_counts.append(len(result.raw_input_ids))
+    response.times.append(result.times)
+    response.messages.append(result.refusal.message if result.refusal else "")

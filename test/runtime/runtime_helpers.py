@@ -1,0 +1,91 @@
+"""Runtimes on the fake backend, and what every finished request must satisfy."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from edgellm_ros.backends.fake import FakeBackend, FakeScript, write_fake_engine_directory
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.request import (
+    FinishReason,
+    LLMGenerationRequest,
+    LLMGenerationResponse,
+    Message,
+    Request,
+    SamplingParameters,
+)
+from edgellm_ros.runtime.session import GenerationSession
+from edgellm_ros.runtime.streaming import StreamChannel, StreamChunk
+
+WAIT = 20.0  # seconds after which something that should happen has not
+
+
+def fake_runtime(path: Path, script: FakeScript | None = None, **limits) -> LLMInferenceRuntime:
+    prefill_chunk = limits.pop("prefill_chunk", 256)
+    write_fake_engine_directory(path, script or FakeScript(), **limits)
+    return LLMInferenceRuntime(path, backend=FakeBackend(), prefill_chunk=prefill_chunk)
+
+
+def item(text: str = "hi", **fields) -> Request:
+    return Request((Message("user", text),), **fields)
+
+
+def request(*items: Request | str, channels=None, **fields) -> LLMGenerationRequest:
+    items = tuple(item(entry) if isinstance(entry, str) else entry for entry in items or ("hi",))
+    sampling = fields.pop("sampling", SamplingParameters(temperature=0))
+    return LLMGenerationRequest(items, sampling=sampling, stream_channels=tuple(channels or ()), **fields)
+
+
+def drain(channel: StreamChannel) -> list[StreamChunk]:
+    chunks = []
+    while (chunk := channel.try_pop()) is not None:
+        chunks.append(chunk)
+    return chunks
+
+
+def check_stream(chunks: list[StreamChunk], response: LLMGenerationResponse, index: int = 0) -> None:
+    """One terminal chunk, last; text, ids and reason are those of the response; every piece of text is valid."""
+    assert [chunk.finished for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+    assert "".join(chunk.text for chunk in chunks) == response.output_texts[index]
+    assert [token for chunk in chunks for token in chunk.token_ids] == response.output_ids[index]
+    assert chunks[-1].finish_reason is response.finish_reasons[index]
+    logprobs = [list(candidates) for chunk in chunks for candidates in chunk.logprobs]
+    assert logprobs == response.logprobs[index]
+    for chunk in chunks:
+        assert "\0" not in chunk.text
+        chunk.text.encode("utf-8")
+        assert chunk.prompt_token_count == response.input_token_counts[index]
+
+
+def outcome(response: LLMGenerationResponse, index: int = 0) -> tuple[list[int], str, FinishReason]:
+    return response.output_ids[index], response.output_texts[index], response.finish_reasons[index]
+
+
+def answer(runtime: LLMInferenceRuntime, asked: LLMGenerationRequest) -> LLMGenerationResponse:
+    response = LLMGenerationResponse()
+    assert runtime.handle_request(asked, response), runtime.last_refusal
+    return response
+
+
+def stepped(runtime: LLMInferenceRuntime, asked: LLMGenerationRequest, before_step=None) -> LLMGenerationResponse:
+    """The same by hand; ``before_step(session, index)`` runs before each step."""
+    response = LLMGenerationResponse()
+    prepared = runtime.prepare(asked)
+    generation = runtime.rank.begin_generation(prepared, response)
+    assert generation is not None, runtime.rank.last_refusal
+    session = GenerationSession(runtime.rank, generation)
+    assert session.prime_from_prefill()
+    index = 0
+    while not session.finished():
+        if before_step is not None:
+            before_step(session, index)
+        assert session.advance()
+        index += 1
+    assert runtime.rank.finish_generation(generation, prepared, response)
+    return response
+
+
+def edgellm_threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("edgellm")}

@@ -1,0 +1,326 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from runtime_helpers import answer, check_stream, drain, fake_runtime, item, outcome, request, stepped
+
+from edgellm_ros.backends.fake import FakeMode, FakeScript
+from edgellm_ros.errors import MisuseError, RefusalCode, RequestError
+from edgellm_ros.runtime.boundary import AdmitDecision, SlotSeed
+from edgellm_ros.runtime.request import FinishReason, LLMGenerationResponse, SamplingParameters
+from edgellm_ros.runtime.session import GenerationSession
+from edgellm_ros.runtime.streaming import StreamChannel
+
+STR_1 = "é e\u0301x ďábelské A 世ab 삼겹살 👩‍👩‍👧 🏳️‍🌈 🇪🇸"
+DRAWN = SamplingParameters(temperature=1.3, top_k=40, top_p=0.95)
+SOME = [
+    item("first", sampling=DRAWN, sampling_seed=11, max_generate_length=12),
+    item("second one", sampling=DRAWN, sampling_seed=12, max_generate_length=40, stop_strings=("e", "th")),
+    item("third, longer than the others", max_generate_length=25),
+    item("fourth", sampling=DRAWN, sampling_seed=13, max_generate_length=60),
+]
+
+
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory):
+    with fake_runtime(tmp_path_factory.mktemp("seeded") / "engine", FakeScript(mode=FakeMode.SEEDED)) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory):
+    script = FakeScript(answers=[STR_1])
+    with fake_runtime(tmp_path_factory.mktemp("scripted") / "engine", script, prefill_chunk=8) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+def alone(seeded):
+    """Every one of SOME by itself."""
+    return [outcome(answer(seeded, request(entry))) for entry in SOME]
+
+
+def test_split_characters_arrive_whole_and_join_to_the_response(scripted):
+    channel = StreamChannel()
+    response = answer(scripted, request("hi", channels=[channel]))
+    check_stream(drain(channel), response)
+    assert response.output_texts == [STR_1]
+    assert response.finish_reasons == [FinishReason.END_ID]
+
+
+def test_a_batch_gives_what_each_sequence_gives_alone(seeded, alone):
+    response = answer(seeded, request(*SOME))
+    assert [outcome(response, index) for index in range(4)] == alone
+
+
+def test_stepped_and_blocking_runs_agree(seeded, alone):
+    channels = [StreamChannel(), None, StreamChannel(3), None]
+    response = stepped(seeded, request(*SOME, channels=channels, num_logprobs=3))
+    assert [outcome(response, index) for index in range(4)] == alone
+    check_stream(drain(channels[0]), response, 0)
+    check_stream(drain(channels[2]), response, 2)
+    blocking = answer(seeded, request(*SOME, num_logprobs=3))
+    assert blocking.logprobs == response.logprobs
+    assert all(len(row) == len(ids) for row, ids in zip(response.logprobs, response.output_ids, strict=True))
+    for ids, rows in zip(response.output_ids, response.logprobs, strict=True):
+        for token, candidates in zip(ids, rows, strict=True):
+            assert candidates[0].token_id == token and len(candidates) == 4
+
+
+@pytest.mark.parametrize("order", range(6))
+def test_joiners_give_what_they_give_alone(seeded, alone, order):
+    """Everybody arrives at a random step of a running batch, in a random order."""
+    generator = random.Random(order)
+    arrivals = generator.sample(range(1, 4), 3)
+    steps = {arrival: generator.randrange(8) for arrival in arrivals}
+    results: dict[int, object] = {}
+
+    def before_step(session, index):
+        for arrival in arrivals:
+            if steps[arrival] == index:
+                prepared = seeded.prepare(request(SOME[arrival]))
+                assert session.admit_request(prepared, arrival, 100 + arrival) is AdmitDecision.ADMITTED
+        for taken, result in session.take_completed_at_or_above(1).items():
+            results[taken] = outcome(session.materialize_result(result))
+
+    def run():
+        response = LLMGenerationResponse()
+        prepared = seeded.prepare(request(SOME[0]))
+        generation = seeded.rank.begin_generation(prepared, response)
+        session = GenerationSession(seeded.rank, generation)
+        session.prime_from_prefill()
+        index = 0
+        while not session.finished() or index <= max(steps.values()):
+            before_step(session, index)
+            session.advance()
+            index += 1
+        before_step(session, -1)
+        assert session.resident_count() == 0
+        assert seeded.rank.finish_generation(generation, prepared, response)
+        results[0] = outcome(response)
+
+    run()
+    assert [results[index] for index in range(4)] == alone
+
+
+def test_a_joiner_runs_its_prompt_in_chunks_while_others_decode(scripted):
+    steps_until_text = []
+    channel = StreamChannel()
+
+    def before_step(session, index):
+        if index == 2:
+            prepared = scripted.prepare(request("x" * 60, channels=[channel]))
+            assert session.admit_request(prepared, 7, 70) is AdmitDecision.ADMITTED
+            assert session.resident_count() == 2
+        if index > 2 and channel._queue:
+            steps_until_text.append(index)
+
+    stepped(scripted, request("hi"), before_step)
+    prompt = len(scripted.prepare(request("x" * 60)).pre_tokenized_input_ids[0])
+    # One chunk per step; the first character has two bytes, so its text comes one step after the first token.
+    assert steps_until_text[0] == 2 + -(-prompt // 8) + 1
+    assert drain(channel)[-1].finish_reason is FinishReason.END_ID
+
+
+def test_a_full_batch_has_no_capacity_and_changes_nothing(seeded):
+    def before_step(session, index):
+        if index == 0:
+            before = session.resident_count()
+            channel = StreamChannel()
+            assert session.admit_request(seeded.prepare(request("more", channels=[channel])), 9, 90) is (
+                AdmitDecision.NO_CAPACITY
+            )
+            assert session.resident_count() == before and not channel.attached
+
+    stepped(seeded, request(*[item(str(index), max_generate_length=9) for index in range(4)]), before_step)
+
+
+@pytest.mark.parametrize(
+    ("arriving", "index", "request_id", "code"),
+    [
+        (lambda runtime: runtime.prepare(request("a", "b")), 5, 50, RefusalCode.BAD_REQUEST),
+        (lambda runtime: request("unprepared"), 5, 50, RefusalCode.UNPREPARED),
+        (lambda runtime: runtime.prepare(request("index in use")), 0, 50, RefusalCode.BAD_REQUEST),
+        (lambda runtime: runtime.prepare(request("id in use")), 5, 1, RefusalCode.BAD_REQUEST),
+        (lambda runtime: request("x", pre_tokenized_input_ids=[[1] * 2000]), 5, 50, RefusalCode.INPUT_TOO_LONG),
+        (lambda runtime: runtime.prepare(request("x", lora_weights_name="no")), 5, 50, RefusalCode.UNKNOWN_ADAPTER),
+    ],
+    ids=["two sequences", "unprepared", "index", "request id", "too long", "adapter"],
+)
+def test_refused_arrivals_leave_the_batch_as_it_was(seeded, alone, arriving, index, request_id, code):
+    def before_step(session, step):
+        if step == 1:
+            with pytest.raises(RequestError) as refused:
+                session.admit_request(arriving(seeded), index, request_id)
+            assert refused.value.code is code
+            assert session.resident_count() == 1
+
+    assert outcome(stepped(seeded, request(SOME[3]), before_step)) == alone[3]
+
+
+def test_a_seed_object_joins_with_its_own_settings(seeded, alone):
+    entry = SOME[1]
+    ids = tuple(seeded.prepare(request(entry)).pre_tokenized_input_ids[0])
+    seed = SlotSeed(ids, 3, DRAWN, 12, 40, stop_strings=entry.stop_strings)
+    results = {}
+
+    def before_step(session, index):
+        if index == 1:
+            assert session.admit_sequence(seed) is AdmitDecision.ADMITTED
+        results.update(session.take_completed_at_or_above(1))
+        for index, result in list(results.items()):
+            assert result.request_id == index + 1
+            assert outcome(session.materialize_result(result)) == alone[1]
+
+    stepped(seeded, request(SOME[3]), before_step)
+    assert list(results) == [3]
+
+
+@pytest.mark.parametrize("step", [-1, *range(14)])
+def test_cancel_at_every_step_keeps_what_came_before(scripted, step):
+    whole = answer(scripted, request("hi", max_generate_length=12)).output_ids[0]
+    channel = StreamChannel()
+    if step < 0:
+        channel.cancel()
+
+    def before_step(session, index):
+        if index == step:
+            channel.cancel()
+
+    response = stepped(scripted, request("hi", max_generate_length=12, channels=[channel]), before_step)
+    ids = response.output_ids[0]
+    check_stream(drain(channel), response)
+    assert ids == whole[: len(ids)]
+    if step < 11:
+        assert response.finish_reasons == [FinishReason.CANCELLED]
+        assert len(ids) == step + 1
+    else:
+        assert response.finish_reasons == [FinishReason.LENGTH]
+    assert response.input_token_counts[0] > 0
+
+
+def test_a_cancelled_neighbour_changes_nothing(seeded, alone):
+    channels = [None, StreamChannel(), None, None]
+
+    def before_step(session, index):
+        if index == 3:
+            channels[1].cancel()
+
+    response = stepped(seeded, request(*SOME, channels=channels), before_step)
+    assert [outcome(response, index) for index in (0, 2, 3)] == [alone[index] for index in (0, 2, 3)]
+
+
+@given(
+    text=st.text(alphabet="aé世👩b ", min_size=1, max_size=12),
+    stops=st.lists(st.text(alphabet="aé世b", min_size=1, max_size=3), max_size=2),
+    interval=st.integers(1, 5),
+    length=st.integers(1, 40),
+    skip=st.booleans(),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_stream_equals_response_for_any_text_and_stops(tmp_path_factory, text, stops, interval, length, skip):
+    script = FakeScript(answers=[text])
+    with fake_runtime(tmp_path_factory.mktemp("any") / "engine", script) as runtime:
+        channel = StreamChannel(interval, skip)
+        asked = request(item("hi", stop_strings=tuple(stops), max_generate_length=length), channels=[channel])
+        asked.skip_special_tokens = skip
+        response = answer(runtime, asked)
+        check_stream(drain(channel), response)
+        quiet = answer(runtime, request(item("hi", stop_strings=tuple(stops), max_generate_length=length),
+                                        skip_special_tokens=skip))  # fmt: skip
+        assert outcome(quiet) == outcome(response)
+
+
+def test_an_interval_delays_chunks_but_not_the_last(scripted):
+    channel = StreamChannel(7)
+    response = answer(scripted, request("hi", max_generate_length=17, channels=[channel]))
+    chunks = drain(channel)
+    check_stream(chunks, response)
+    assert all(len(chunk.token_ids) >= 7 for chunk in chunks[:-1]) and len(chunks) == 3
+
+
+def test_a_channel_may_show_special_tokens_that_the_response_leaves_out(scripted):
+    channel = StreamChannel(skip_special_tokens=False)
+    response = answer(scripted, request("hi", channels=[channel]))
+    assert "".join(chunk.text for chunk in drain(channel)) == response.output_texts[0] + "<|im_end|>"
+
+
+def test_the_callback_names_original_indices_and_the_last_token(seeded):
+    seen: list[tuple[int, int, bool]] = []
+    asked = request(
+        *SOME, on_token_generated=lambda token, index, step, finished: seen.append((index, token, finished))
+    )
+    response = answer(seeded, asked)
+    for index, ids in enumerate(response.output_ids):
+        mine = [entry for entry in seen if entry[0] == index]
+        assert [token for _, token, _ in mine] == ids
+        assert [finished for _, _, finished in mine] == [False] * (len(ids) - 1) + [True]
+
+
+def test_the_hook_runs_before_every_step_and_once_after(scripted):
+    rounds = []
+    answer_length = len(answer(scripted, request("hi")).output_ids[0])
+    response = LLMGenerationResponse()
+    assert scripted.handle_request(request("hi"), response, boundary_hook=lambda b: rounds.append(b.resident_count()))
+    assert rounds == [1] * (answer_length - 1) + [0]
+
+
+def test_ignore_eos_and_bias_and_seed_order(seeded, scripted):
+    response = answer(scripted, request(item("hi", ignore_eos=True, max_generate_length=150)))
+    assert len(response.output_ids[0]) == 150 and response.finish_reasons == [FinishReason.LENGTH]
+    response = answer(scripted, request(item("hi", logit_bias={65: 100.0}, max_generate_length=4)))
+    assert response.output_texts == ["AAAA"]
+    by_item = answer(seeded, request(item("x", sampling=DRAWN, sampling_seed=5), sampling_seed=6))
+    by_batch = answer(seeded, request(item("x", sampling=DRAWN), sampling_seed=5))
+    default = answer(seeded, request(item("x", sampling=DRAWN)))
+    assert by_item.output_ids == by_batch.output_ids != default.output_ids
+
+
+def test_times_are_in_order(scripted):
+    times = answer(scripted, request("hi")).times[0]
+    assert 0 < times.prefill_start <= times.first_token <= times.last_token
+
+
+def test_metrics_count_every_sequence_also_those_taken_early(scripted):
+    prefill, generation = scripted.rank.get_prefill_metrics(), scripted.rank.get_generation_metrics()
+    before = prefill.total_runs, prefill.computed_tokens, generation.generated_tokens
+    taken = []
+    prepared = scripted.prepare(request("hi", "hello", max_generate_length=5))
+    response = LLMGenerationResponse()
+    scripted.rank.handle_request(
+        prepared, response, boundary_hook=lambda boundary: taken.extend(boundary.take_completed_at_or_above(0))
+    )
+    assert sorted(taken) == [0, 1] and response.output_ids == []
+    assert prefill.total_runs - before[0] == 2
+    assert prefill.computed_tokens - before[1] == sum(map(len, prepared.pre_tokenized_input_ids))
+    assert generation.generated_tokens - before[2] == 10
+
+
+def test_thinking_mutes_secondary_ends(tmp_path):
+    """Without markers in the tokenizer the first token ends thinking, so every end id counts."""
+    with fake_runtime(tmp_path / "engine", FakeScript(answers=["ab"])) as runtime:
+        assert answer(runtime, request("hi", enable_thinking=True)).finish_reasons == [FinishReason.END_ID]
+
+
+def test_misuse_raises(scripted):
+    prepared = scripted.prepare(request("hi", max_generate_length=3))
+    response = LLMGenerationResponse()
+    generation = scripted.rank.begin_generation(prepared, response)
+    session = GenerationSession(scripted.rank, generation)
+    with pytest.raises(MisuseError, match="prime_from_prefill"):
+        session.advance()
+    with pytest.raises(MisuseError, match="before prime_from_prefill"):
+        session.admit_request(prepared, 1, 2)
+    session.prime_from_prefill()
+    with pytest.raises(MisuseError, match="twice"):
+        session.prime_from_prefill()
+    assert not scripted.rank.finish_generation(generation, prepared, response)  # still running
+    assert scripted.rank.last_refusal.code is RefusalCode.BUSY
+    with pytest.raises(MisuseError, match="closed"):
+        session.advance()
+    with pytest.raises(MisuseError, match="not open"):
+        scripted.rank.finish_generation(generation, prepared, response)
+    assert answer(scripted, request("hi")).output_texts == [STR_1]
