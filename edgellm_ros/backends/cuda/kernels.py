@@ -110,9 +110,7 @@ class Kernel:
         self._pointers = (ctypes.c_void_p * len(offsets))(*(base + offset for offset in offsets))
         self._pointers_address = ctypes.addressof(self._pointers)
 
-    def launch(
-        self, grid: tuple[int, int, int], threads: int, *arguments: Any, shared_bytes: int = 0
-    ) -> None:
+    def launch(self, grid: tuple[int, int, int], threads: int, *arguments: Any, shared_bytes: int = 0) -> None:
         """Enqueue one run. Nothing happens for an empty grid."""
         if 0 in grid:
             return

@@ -14,6 +14,7 @@ import numpy as np
 from ...errors import BackendError, MisuseError
 from ..base import SamplingRow, Tensor
 from .device import Device
+from .graphs import Recorder
 from .kernels import Kernels
 from .tensor import CUDAMemory, cuda_tensor
 
@@ -45,13 +46,13 @@ class CUDASampler:
     :raises BackendError: more rows or a larger vocabulary than the kernels serve, or out of memory.
     """
 
-    def __init__(self, device: Device, kernels: Kernels, rows: int, vocab_size: int) -> None:
+    def __init__(self, device: Device, kernels: Kernels, recorder: Recorder, rows: int, vocab_size: int) -> None:
         if rows > MOST_ROWS or not 0 < vocab_size <= LARGEST_VOCABULARY:
             raise BackendError(
                 f"a GPU sampler of {rows} rows and {vocab_size} ids was asked; want at most {MOST_ROWS} rows and "
                 f"{LARGEST_VOCABULARY} ids."
             )
-        self._device, self._kernels = device, kernels
+        self._device, self._kernels, self._recorder = device, kernels, recorder
         self._vocab_size = vocab_size
         self._words = (vocab_size + 31) // 32
         self._blocks = -(-vocab_size // _CHUNK)
@@ -122,7 +123,9 @@ class CUDASampler:
             self._reserve(ids.nbytes)
             self._device.write(self._scratch.address, ids)
             grid = (-(-ids.size // _THREADS), 1, 1)
-            self._kernels["mark_prompt"].launch(grid, _THREADS, place, self._scratch.address, ids.size, self._vocab_size)
+            self._kernels["mark_prompt"].launch(
+                grid, _THREADS, place, self._scratch.address, ids.size, self._vocab_size
+            )
 
     def _set_bias(self, row: int, bias: dict[int, float] | object) -> None:
         items = dict(bias)  # type: ignore[call-overload]
@@ -202,7 +205,12 @@ class CUDASampler:
             self._broken.address, self._blocks, ids.address, self._ranked_ids.address, self._ranked_logs.address,
             MOST_LOGPROBS, shared_bytes=_PICK_BYTES,
         )  # fmt: skip
-        self._last_rows = tuple(rows)
+        drawn = tuple(rows)
+        self._remember(drawn)
+        self._recorder.after_replay(lambda: self._remember(drawn))
+
+    def _remember(self, rows: tuple[int, ...]) -> None:
+        self._last_rows = rows
 
     def logprobs(self, index: int, count: int) -> list[tuple[int, float]]:
         """The last draw's chosen token first, then its ``count`` most likely, as (id, natural log) pairs.
