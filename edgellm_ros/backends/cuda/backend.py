@@ -219,7 +219,7 @@ class CUDABackend:
         )
 
     def euler_step(self, state: Tensor, velocity: Tensor, step: float) -> None:
-        """State += step * velocity, float32 of equal shapes."""
+        """Add ``step * velocity`` to ``state``, float32 of equal shapes."""
         values, slope = cuda_tensor(state, self.device), cuda_tensor(velocity, self.device)
         if values.shape != slope.shape or {values.dtype, slope.dtype} != {DataType.FLOAT32}:
             raise ValueError(

@@ -38,6 +38,7 @@ class Device:
         self.multiprocessors = self.driver.attribute(self._device, "MULTIPROCESSOR_COUNT")
         self.name = bytes(call("cuDeviceGetName", 96, self._device)).split(b"\0")[0].decode(errors="replace")
         self.recording = False  # a step is being recorded: nothing may be allocated or written from the host
+        self._later: list[int] = []  # what was let go of meanwhile
         self._closed = False
         self._thread = -1
         self._allocations: dict[int, int] = {}
@@ -93,14 +94,25 @@ class Device:
 
     def free(self, address: int) -> None:
         """Give memory back once the stream is done with it; unknown addresses and a lost device are left alone."""
-        if self._allocations.pop(address, None) is None or self._closed or self.driver.lost:
+        if address not in self._allocations or self._closed or self.driver.lost:
             return
+        if self.recording:
+            self._later.append(address)
+            return
+        del self._allocations[address]
         self.enter()
         if self._pool is None:
             self.synchronize()
             self.driver.call("cuMemFree", address)
         else:
             self.driver.call("cuMemFreeAsync", address, self.stream)
+
+    def end_recording(self) -> None:
+        """Free what was let go of while a step was recorded."""
+        self.recording = False
+        later, self._later = self._later, []
+        for address in later:
+            self.free(address)
 
     @property
     def allocated(self) -> int:

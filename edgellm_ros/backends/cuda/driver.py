@@ -90,7 +90,8 @@ class Driver:
         version = int(self.call("cuDriverGetVersion"))
         if version < OLDEST_DRIVER:
             raise BackendError(
-                f"the NVIDIA driver serves CUDA {version // 1000}.{version % 1000 // 10}; want 12.0 or newer: update it."
+                f"the NVIDIA driver serves CUDA {version // 1000}.{version % 1000 // 10}; want 12.0 or newer: "
+                "update it."
             )
         if int(self.call("cuDeviceGetCount")) == 0:
             self.fail("cuDeviceGetCount", _NoDevice())

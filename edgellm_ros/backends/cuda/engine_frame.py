@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import BackendError
 from ..base import CacheLayout, DataType, EngineCapabilities, KVCache, Tensor, TensorSpec
-from .cache_binding import CacheBinding, CacheCall, Placed, cache_tensor, length_buckets
+from .cache_binding import CacheBinding, CacheCall, Placed, cache_tensor
 from .device import Device
 from .graphs import Recorder
 from .kernels import Kernels
@@ -180,6 +180,7 @@ class EngineFrame(ABC):
 
     def _release(self, call: Call) -> None:
         """Free what was prepared."""
+        call.prepared = None
 
     def close(self) -> None:
         """Let go of everything; a second call does nothing."""

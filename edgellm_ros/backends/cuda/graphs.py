@@ -51,12 +51,12 @@ class Recorder:
         except BaseException as error:
             failure = error
         actions, self._after = tuple(self._after), None
-        device.recording = False
         graph: Any = None
         try:
             graph = call("cuStreamEndCapture", device.stream)
         except BackendError as error:
             failure = failure or error
+        device.end_recording()
         if failure is not None:
             if graph is not None and int(graph):
                 call("cuGraphDestroy", graph)

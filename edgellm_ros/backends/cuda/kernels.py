@@ -85,13 +85,13 @@ class Compiler:
         except BackendError:
             raise BackendError(f"{name} does not compile for {target}: {self._log(program)}") from None
         kind = "CUBIN" if known else "PTX"
-        binary = b" " * self._call(f"nvrtcGet{kind}Size", program)
+        binary: bytes = b" " * self._call(f"nvrtcGet{kind}Size", program)
         self._call(f"nvrtcGet{kind}", program, binary)
         self._call("nvrtcDestroyProgram", program)
         return binary
 
     def _log(self, program: Any) -> str:
-        log = b" " * self._call("nvrtcGetProgramLogSize", program)
+        log: bytes = b" " * self._call("nvrtcGetProgramLogSize", program)
         self._call("nvrtcGetProgramLog", program, log)
         return log.rstrip(b"\0 \n").decode(errors="replace")[:2000]
 

@@ -76,8 +76,8 @@ class LanguageProbe:
             return False
         try:
             ragged = self._last_logits([[(0, 0, 3), (0, 0, 2)], [(0, 3, 5), (0, 2, 5)]])
-        except BackendError as error:
-            details["ragged_chunk_error"] = str(error)[:120]
+        except BackendError as refusal:
+            details["ragged_chunk_error"] = str(refusal)[:120]
             return False
         error = float(np.linalg.norm(ragged - whole, axis=1).max())
         details["ragged_chunk_error"] = f"{error:.2e} of {allowed:.2e}"
@@ -89,7 +89,8 @@ class LanguageProbe:
         details[name] = f"{error:.2e} of {allowed:.2e}"
         if not error <= allowed:
             raise BackendError(
-                f"a prompt in pieces or beside another one gives other logits than alone at once ({name} {details[name]})"
+                "a prompt in pieces or beside another one gives other logits than alone at once "
+                f"({name} {details[name]})"
             )
 
     def can_record(self, recorder: Recorder, details: dict[str, str]) -> bool:

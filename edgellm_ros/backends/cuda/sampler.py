@@ -7,7 +7,7 @@ state on the device too, and a replay follows it. What the kernels compute is de
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -127,12 +127,11 @@ class CUDASampler:
                 grid, _THREADS, place, self._scratch.address, ids.size, self._vocab_size
             )
 
-    def _set_bias(self, row: int, bias: dict[int, float] | object) -> None:
-        items = dict(bias)  # type: ignore[call-overload]
+    def _set_bias(self, row: int, bias: Mapping[int, float]) -> None:
         place = self._bias.address + row * self._vocab_size * 4
         self._device.clear(place, self._vocab_size * 4)
-        ids = np.fromiter(items.keys(), dtype=np.int32, count=len(items))
-        values = np.fromiter(items.values(), dtype=np.float32, count=len(items))
+        ids = np.fromiter(bias.keys(), dtype=np.int32, count=len(bias))
+        values = np.fromiter(bias.values(), dtype=np.float32, count=len(bias))
         self._reserve(2 * ids.nbytes)
         self._device.write(self._scratch.address, ids)
         self._device.write(self._scratch.address + ids.nbytes, values)

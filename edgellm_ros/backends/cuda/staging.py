@@ -30,7 +30,7 @@ class PinnedMemory:
         """A view of its start."""
         size = math.prod(shape) * dtype.itemsize
         block = (ctypes.c_uint8 * size).from_address(self.address)
-        return np.frombuffer(block, dtype=dtype).reshape(shape)
+        return np.ctypeslib.as_array(block).view(dtype).reshape(shape)
 
     def close(self) -> None:
         """Free it; a second call does nothing."""
@@ -93,7 +93,7 @@ class _Slot:
 class DeviceReadback:
     """A ``Readback``: a copy into pinned memory, from which ``wait`` makes the caller's array."""
 
-    __slots__ = ("_device", "_slots", "_slot", "_shape", "_dtype", "_values")
+    __slots__ = ("_device", "_dtype", "_shape", "_slot", "_slots", "_values")
 
     def __init__(
         self, device: Device, slots: ReadbackSlots, slot: _Slot, shape: tuple[int, ...], dtype: np.dtype[Any]

@@ -35,7 +35,7 @@ class TensorRTEngine(EngineFrame):
         self.info: PlanInfo = check_plan(path, self.api.version, device.architecture, device.name)
         device.enter()
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
-            self._engine = self.api.deserialize(plan)
+            self._engine: Any = self.api.deserialize(plan)
         inputs, outputs = self.api.specs(self._engine)
         self._memory = CUDAMemory(device, self.api.context_memory(self._engine), zero=False)
         scratch = (self._memory.address, self._memory.size)
@@ -101,7 +101,7 @@ class TensorRTEngine(EngineFrame):
         super().close()
         self._contexts.clear()
         self._current.clear()
-        self._engine: Any = None
+        self._engine = None
 
 
 def _within(shape: tuple[int, ...], limits: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
