@@ -31,6 +31,7 @@ class RefusalCode(str, Enum):
     NOT_ACTIVE = "not_active"  # the node is not in its active state
     DISABLED = "disabled"  # paused through ~/enable
     CANCELLED = "cancelled"
+    SUPERSEDED = "superseded"  # a newer request took its place
     DEADLINE = "deadline"  # the request ran out of its time
     STEP_TIMEOUT = "step_timeout"  # the engine did not finish one step in time
     ENGINE_FAILED = "engine_failed"  # the engine raised, or gave numbers that are not finite

@@ -17,6 +17,7 @@ from ..engine_format import EMBEDDING_FILE, GRAPH_FILE, PLAN_FILE, EngineDirecto
 from ..errors import BackendError, EdgeLLMError, EngineDirectoryError
 
 NOT_FINITE = -1  # the id that the sampler gives for logits that are not finite
+WARM_UP_LENGTH = 32  # tokens; enough to touch every kernel of a prefill, a fraction of the time of a whole chunk
 
 
 class StepObserver(Protocol):
@@ -280,16 +281,18 @@ class ModelExecutor:
             return False
         return recorded
 
-    def warm_up(self) -> None:
+    def warm_up(self, max_batch_size: int = 0) -> None:
         """Run one prefill chunk and one decode step of each batch size, so that the first request finds all ready.
+
+        ``max_batch_size`` leaves out larger batches than will be used; 0 takes the engine's.
 
         Leaves nothing behind but garbage in cache slots that every sequence overwrites before it reads them.
 
         :raises BackendError: the engine failed.
         """
         greedy = SamplingRow()
-        rows = self.limits.max_batch_size
-        length = min(self.prefill_chunk, self.limits.max_kv_cache_capacity - 2)
+        rows = min(max_batch_size or self.limits.max_batch_size, self.limits.max_batch_size)
+        length = min(WARM_UP_LENGTH, self.prefill_chunk, self.limits.max_kv_cache_capacity - 2)
         for row in range(rows):
             self.start_row(row, greedy, [0] * (length if row == 0 else 1))
             self.prefill(row, [0] * (length if row == 0 else 1), 0)

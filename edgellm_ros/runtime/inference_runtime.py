@@ -125,12 +125,14 @@ class LLMInferenceRuntime:
             self.last_refusal = error.refusal
         return False
 
-    def warm_up(self) -> None:
-        """Run the engine once at each batch size, so that the first request is as fast as later ones.
+    def warm_up(self, max_batch_size: int = 0) -> None:
+        """Run the engine once at each batch size up to ``max_batch_size`` (0: the engine's own).
+
+        The first request is then as fast as later ones.
 
         :raises BackendError: the engine failed.
         """
-        self.rank.warm_up()
+        self.rank.warm_up(max_batch_size)
 
     def describe(self) -> dict[str, Any]:
         """Model, engine, limits and memory, as plain values for reports and diagnostics."""

@@ -155,14 +155,14 @@ class LLMRankRuntime:
         self._check_idle()
         return self.executor.capture_decode_steps()
 
-    def warm_up(self) -> None:
-        """Run the engine once at each batch size. No request may be open.
+    def warm_up(self, max_batch_size: int = 0) -> None:
+        """Run the engine once at each batch size up to ``max_batch_size`` (0: its own). No request may be open.
 
         :raises BackendError: the engine failed.
         :raises MisuseError: a request is open.
         """
         self._check_idle()
-        self.executor.warm_up()
+        self.executor.warm_up(max_batch_size)
 
     def _check_idle(self) -> None:
         if self._open is not None or self._closed:

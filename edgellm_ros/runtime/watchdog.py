@@ -61,6 +61,8 @@ class StepWatchdog:
     def close(self) -> None:
         """Stop watching."""
         self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
 
 
 def timeout_message(timeout: float) -> str:

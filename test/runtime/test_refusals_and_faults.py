@@ -244,9 +244,7 @@ def test_an_exception_of_the_caller_closes_the_request(runtime):
 
 def test_founder_id_needs_one_sequence(runtime):
     with pytest.raises(MisuseError, match="founder_request_id"):
-        runtime.rank.begin_generation(
-            runtime.prepare(request("a", "b")), LLMGenerationResponse(), founder_request_id=5
-        )
+        runtime.rank.begin_generation(runtime.prepare(request("a", "b")), LLMGenerationResponse(), founder_request_id=5)
     assert answer(runtime, request("hi"))
 
 

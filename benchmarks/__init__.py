@@ -1,0 +1,1 @@
+"""Speed, memory and start-up figures of this package and of its peers, measured side by side."""

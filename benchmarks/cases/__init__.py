@@ -1,0 +1,13 @@
+"""The cases by name. A module adds its own with a table ``CASES``: name -> function from a workspace to a case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..harness import Case
+from ..workspace import Workspace
+from . import build, decode, node, prefill
+
+CaseMaker = Callable[[Workspace], Case]
+
+CASES: dict[str, CaseMaker] = {**decode.CASES, **prefill.CASES, **node.CASES, **build.CASES}

@@ -1,0 +1,117 @@
+"""llama.cpp through its low-level Python binding, greedy, one sequence.
+
+As a program it requantises a GGUF file: ``python -m benchmarks.peers.llama_cpp SOURCE DESTINATION f32|q8_0|q4_0``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..prompts import prompt_ids
+
+
+class LlamaCpp:
+    """One GGUF file; ``capacity`` is the context in tokens."""
+
+    def __init__(self, model: str, *, threads: int, capacity: int = 1024) -> None:
+        import llama_cpp
+
+        self._library = llama_cpp
+        llama_cpp.llama_backend_init()
+        self._model = llama_cpp.llama_model_load_from_file(model.encode(), llama_cpp.llama_model_default_params())
+        if not self._model:
+            raise RuntimeError(f"llama.cpp cannot load {Path(model).name}")
+        parameters = llama_cpp.llama_context_default_params()
+        parameters.n_ctx = capacity
+        parameters.n_batch = parameters.n_ubatch = 512
+        parameters.n_threads = parameters.n_threads_batch = threads
+        self._context = llama_cpp.llama_init_from_model(self._model, parameters)
+        if not self._context:
+            raise RuntimeError("llama.cpp cannot make a context")
+        self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        self._batch = llama_cpp.llama_batch_init(512, 0, 1)
+        self._variant = 0
+
+    def versions(self) -> dict[str, str]:
+        """The binding's version."""
+        return {"llama-cpp-python": metadata.version("llama-cpp-python")}
+
+    def decode(self, prompt_tokens: int, tokens: int) -> dict[str, float]:
+        """Greedy decoding of ``tokens`` after a prompt."""
+        token = self._prompt(prompt_tokens)
+        start = time.monotonic()
+        for step in range(tokens - 1):
+            token = self._step([token], prompt_tokens + step)
+        return {"decode_rate": (tokens - 1) / (time.monotonic() - start)}
+
+    def prefill(self, prompt_tokens: int) -> dict[str, float]:
+        """Rate from the start of the prompt to its first token."""
+        start = time.monotonic()
+        self._prompt(prompt_tokens)
+        return {"prefill_rate": prompt_tokens / (time.monotonic() - start)}
+
+    def close(self) -> None:
+        """Free model and context."""
+        self._library.llama_free(self._context)
+        self._library.llama_model_free(self._model)
+
+    def _prompt(self, prompt_tokens: int) -> int:
+        self._variant += 1
+        memory = self._library.llama_get_memory(self._context)
+        self._library.llama_memory_clear(memory, False)
+        ids = prompt_ids(prompt_tokens, self._variant)
+        token = 0
+        for start in range(0, len(ids), 512):
+            token = self._step(ids[start : start + 512], start)
+        return token
+
+    def _step(self, ids: list[int], position: int) -> int:
+        """Decode ``ids`` from ``position`` on; the most likely next id."""
+        batch: Any = self._batch
+        batch.n_tokens = len(ids)
+        for index, token in enumerate(ids):
+            batch.token[index] = token
+            batch.pos[index] = position + index
+            batch.n_seq_id[index] = 1
+            batch.seq_id[index][0] = 0
+            batch.logits[index] = index == len(ids) - 1
+        code = self._library.llama_decode(self._context, batch)
+        if code:
+            raise RuntimeError(f"llama_decode returned {code}")
+        logits = self._library.llama_get_logits_ith(self._context, -1)
+        return int(np.ctypeslib.as_array(logits, (self._vocabulary,)).argmax())
+
+
+def quantise(source: Path, destination: Path, kind: str) -> None:
+    """Write ``source`` again with its weights as ``kind``; F32 sources lose nothing but what ``kind`` costs.
+
+    :raises RuntimeError: llama.cpp refused.
+    """
+    import llama_cpp
+
+    types = {
+        "f32": llama_cpp.LLAMA_FTYPE_ALL_F32,
+        "q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
+        "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
+    }
+    parameters = llama_cpp.llama_model_quantize_default_params()
+    parameters.ftype = types[kind]
+    parameters.allow_requantize = True
+    parameters.pure = kind == "q4_0"  # the head too, as our int4 engines have it
+    temporary = destination.with_suffix(".partial")
+    code = llama_cpp.llama_model_quantize(str(source).encode(), str(temporary).encode(), ctypes.byref(parameters))
+    if code:
+        temporary.unlink(missing_ok=True)
+        raise RuntimeError(f"llama_model_quantize returned {code}")
+    temporary.rename(destination)
+
+
+if __name__ == "__main__":
+    quantise(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

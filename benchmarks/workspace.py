@@ -1,0 +1,154 @@
+"""What cases need before they can start: engine directories of ours, model files of peers, which peers exist.
+
+Everything made here lies in one folder that git ignores, and is made once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .harness import EngineSpec, PeerUnavailableError, SkippedPeer
+from .peers.gguf_llama import smollm2_gguf
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMITS = ("--max-batch", "4", "--max-input", "1024", "--max-kv", "1024")
+
+
+class PreparationError(Exception):
+    """Ours could not be made ready; the message says what failed."""
+
+
+@dataclass
+class Workspace:
+    """Paths and interpreters of one run of the benchmarks.
+
+    ``llama_python`` and ``torch_python`` are interpreters that have llama-cpp-python, or torch, transformers and gguf.
+    """
+
+    cache: Path = ROOT / "benchmarks" / ".cache"
+    threads: int = 2
+    llama_python: str = sys.executable
+    torch_python: str = sys.executable
+    say: Callable[[str], None] = print
+    _importable: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    @property
+    def source(self) -> Path:
+        """The SmolLM2-135M-Instruct GGUF.
+
+        :raises PreparationError: its wheel is not installed.
+        """
+        try:
+            return smollm2_gguf()
+        except ModuleNotFoundError as error:
+            raise PreparationError(str(error)) from None
+
+    def engine_directory(self, precision: str) -> Path:
+        """An engine directory of SmolLM2, built by the command line; rebuilt when the builder's code changes.
+
+        :raises PreparationError: the build failed.
+        """
+        directory = self.cache / f"smollm2-{precision}-{builder_digest()}"
+        if not (directory / "manifest.json").is_file():
+            self.say(f"building SmolLM2 {precision}")
+            self.cache.mkdir(parents=True, exist_ok=True)
+            command = [*build_command(), str(self.source), str(directory), "--precision", precision, *LIMITS]
+            done = subprocess.run(command, cwd=ROOT, env=child_environment(), capture_output=True, text=True)
+            if done.returncode:
+                raise PreparationError(f"edgellm build exited with {done.returncode}: {last_line(done.stderr)}")
+        return directory
+
+    def ours(self, precision: str) -> EngineSpec:
+        """Our runtime on an engine directory of that precision."""
+        directory = self.engine_directory(precision)
+        return EngineSpec(f"edgellm {precision}", "benchmarks.ours:Runtime", {"engine_directory": str(directory)})
+
+    def llama_cpp(self, kind: str) -> EngineSpec | SkippedPeer:
+        """llama.cpp on weights that it requantised to ``kind`` itself."""
+        label = f"llama.cpp {kind}"
+        try:
+            self._need(self.llama_python, "llama_cpp", "--llama-python")
+            return EngineSpec(
+                label,
+                "benchmarks.peers.llama_cpp:LlamaCpp",
+                {"model": str(self._llama_file(kind))},
+                interpreter=self.llama_python,
+            )
+        except PeerUnavailableError as skip:
+            return SkippedPeer(label, str(skip))
+
+    def torch(self) -> EngineSpec | SkippedPeer:
+        """Transformers on torch, float32."""
+        label = "transformers torch fp32"
+        try:
+            for package in ("torch", "transformers", "gguf"):
+                self._need(self.torch_python, package, "--torch-python")
+        except PeerUnavailableError as skip:
+            return SkippedPeer(label, str(skip))
+        return EngineSpec(
+            label,
+            "benchmarks.peers.transformers_torch:TransformersTorch",
+            {"model": str(self.source)},
+            interpreter=self.torch_python,
+        )
+
+    def _llama_file(self, kind: str) -> Path:
+        path = self.cache / f"llama-cpp-{self.source.stat().st_size}-{kind}.gguf"
+        if path.is_file():
+            return path
+        self.cache.mkdir(parents=True, exist_ok=True)
+        # From float32, so that a four-bit source is dequantised once and every kind starts from the same numbers.
+        source = self.source if kind == "f32" else self._llama_file("f32")
+        self.say(f"llama.cpp: writing {kind} weights")
+        command = [self.llama_python, "-m", "benchmarks.peers.llama_cpp", str(source), str(path), kind]
+        done = subprocess.run(command, cwd=ROOT, env=child_environment(), capture_output=True, text=True)
+        if done.returncode:
+            raise PeerUnavailableError(
+                f"requantising to {kind} exited with {done.returncode}: {last_line(done.stderr)}"
+            )
+        return path
+
+    def _need(self, interpreter: str, package: str, option: str) -> None:
+        """:raises PeerUnavailableError: that interpreter cannot import the package."""
+        key = (interpreter, package)
+        if key not in self._importable:
+            code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+            try:
+                done = subprocess.run([interpreter, "-c", code], capture_output=True, text=True)
+                missing = f"{package} is not importable; name an interpreter that has it with {option}"
+                self._importable[key] = missing if done.returncode else ""
+            except OSError as error:
+                self._importable[key] = f"{interpreter} cannot be started ({error.strerror})"
+        if self._importable[key]:
+            raise PeerUnavailableError(self._importable[key])
+
+
+def builder_digest() -> str:
+    """A short name for the state of the code that writes engine directories."""
+    digest = hashlib.sha256(" ".join(LIMITS).encode())
+    package = ROOT / "edgellm_ros"
+    for path in [*sorted((package / "builder").rglob("*.py")), package / "engine_format.py"]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:10]
+
+
+def build_command() -> list[str]:
+    """``edgellm build`` of this source tree."""
+    return [sys.executable, "-m", "edgellm_ros.cli.main", "build"]
+
+
+def child_environment() -> dict[str, str]:
+    """The environment with this source tree importable."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+
+
+def last_line(text: str) -> str:
+    """The last line that says something."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "no message"

@@ -1,0 +1,186 @@
+"""One loaded engine with its worker thread: what configuring makes and cleaning up frees."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..backends.base import DataType
+from ..engine_format import EngineDirectory, open_engine_directory
+from ..errors import BackendError, EngineDirectoryError, RefusalCode
+from .parameters import EngineSettings, FakeSettings, Settings
+
+if TYPE_CHECKING:
+    from ..runtime.inference_runtime import LLMInferenceRuntime
+    from ..runtime.request import LLMGenerationRequest
+    from ..runtime.scheduler import RequestEngine, RequestHandle
+    from ..runtime.streaming import StreamChannel
+
+MEMORY_FILE = Path("/proc/meminfo")
+MAX_BATCH_SIZE = 1  # the prompt topic runs one request at a time
+CLOSE_TIMEOUT = 1.0  # s that a running step has to end
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What is loaded, for logs, reports and diagnostics; ``load_time`` in s."""
+
+    model: str
+    precision: str
+    backend: str
+    threads: int
+    fingerprint: str
+    directory: str
+    load_time: float
+
+    @property
+    def summary(self) -> str:
+        """One clause for a log line."""
+        return f"{self.model} ({self.precision}) on {self.backend} with {self.threads} threads"
+
+    def report_fields(self) -> dict[str, str]:
+        """What a report repeats."""
+        return {
+            "model": self.model,
+            "precision": self.precision,
+            "backend": self.backend,
+            "fingerprint": self.fingerprint,
+        }
+
+
+class EngineHost:
+    """Owns a runtime and the ``RequestEngine`` whose thread drives it. ``submit`` may be called from any thread."""
+
+    def __init__(
+        self, runtime: LLMInferenceRuntime, engine: RequestEngine, facts: EngineFacts, rest: ExitStack
+    ) -> None:
+        self._runtime = runtime
+        self._engine = engine
+        self._rest = rest
+        self.facts = facts
+
+    @classmethod
+    def load(cls, settings: Settings) -> EngineHost:
+        """Load and warm up an engine; on failure everything that was taken is given back.
+
+        :raises EdgeLLMError: the directory, the memory or the backend does not allow it, in one sentence.
+        """
+        # Imported here: the node answers its parameters before numpy and the engine library are needed.
+        from ..runtime.inference_runtime import LLMInferenceRuntime
+        from ..runtime.scheduler import RequestEngine, RequestEngineConfig
+
+        start = time.monotonic()
+        with ExitStack() as stack:
+            directory = open_engine_directory(_directory(settings.engine, settings.fake, stack))
+            _check_memory(directory, settings.engine.memory_reserve_mb)
+            runtime = LLMInferenceRuntime(
+                directory.path, backend=settings.engine.backend, threads=settings.engine.threads
+            )
+            with ExitStack() as undo:
+                undo.callback(runtime.close)
+                if settings.engine.warmup:
+                    runtime.warm_up(MAX_BATCH_SIZE)
+                engine = RequestEngine(
+                    runtime,
+                    RequestEngineConfig(max_batch_size=MAX_BATCH_SIZE, step_timeout=settings.engine.step_timeout),
+                )
+                undo.pop_all()
+            facts = EngineFacts(
+                model=directory.config.model,
+                precision=directory.manifest.precision,
+                backend=runtime.rank.backend.name,
+                threads=getattr(runtime.rank.backend, "threads", 1),  # not part of the seam: a GPU has none
+                fingerprint=directory.manifest.fingerprint,
+                directory=str(directory.path),
+                load_time=time.monotonic() - start,
+            )
+            return cls(runtime, engine, facts, stack.pop_all())
+
+    def count_control_tokens(self, text: str) -> int:
+        """How many control tokens of this model are written in ``text``."""
+        return self._runtime.tokenizer.count_control_tokens(text)
+
+    @property
+    def healthy(self) -> bool:
+        """False while a step is over its time."""
+        return self._engine.healthy
+
+    def submit(self, request: LLMGenerationRequest, channel: StreamChannel) -> RequestHandle:
+        """Hand a request to the worker.
+
+        :raises EdgeLLMError: it was refused; the error says why.
+        """
+        return self._engine.submit(request, channel)
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes by kind, as the backend counts them."""
+        return self._runtime.rank.backend.memory()
+
+    def close(self) -> bool:
+        """Stop the worker and free the engine; False when a step does not return, so that nothing could be freed."""
+        from ..runtime.scheduler import ShutdownMode
+
+        with self._rest:
+            if not self._engine.shutdown(ShutdownMode.CANCEL, CLOSE_TIMEOUT):
+                return False
+            self._runtime.close()
+        gc.collect()  # an engine is many MB in few objects; do not wait for a later collection
+        return True
+
+
+def _directory(engine: EngineSettings, fake: FakeSettings, stack: ExitStack) -> Path:
+    """The engine directory; a temporary one with the fake's script where the fake backend has none."""
+    if engine.directory:
+        return Path(engine.directory).expanduser()
+    if engine.backend != "fake":
+        raise EngineDirectoryError(
+            "engine.directory is empty; want an engine directory: make one with 'edgellm build' and set the parameter."
+        )
+    from ..backends.fake import FakeMode, FakeScript, Fault, write_fake_engine_directory
+
+    script = FakeScript(
+        answers=(fake.answer or " ",),
+        mode=FakeMode.SCRIPTED if fake.answer else FakeMode.ECHO,
+        step_latency=fake.step_latency,
+        fault=Fault(fake.fault),
+        fault_step=fake.fault_step,
+    )
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edgellm-fake-", ignore_cleanup_errors=True))
+    return write_fake_engine_directory(Path(folder) / "engine", script)
+
+
+def _check_memory(directory: EngineDirectory, reserve_mb: int) -> None:
+    """Refuse an engine that would leave less than the reserve.
+
+    :raises BackendError: with the figures.
+    """
+    available = available_memory()
+    if available is None:
+        return
+    limits = directory.config.limits
+    element = DataType(directory.config.kv_cache_dtype).numpy.itemsize
+    cache = sum(2 * heads * size for heads, size in directory.config.kv_layers) * element
+    needed = sum(directory.manifest.files.values()) + cache * limits.max_batch_size * limits.max_kv_cache_capacity
+    if available - needed < reserve_mb * 2**20:
+        raise BackendError(
+            f"{directory.path} needs about {needed >> 20} MB of the {available >> 20} MB that are free and "
+            f"engine.memory_reserve_mb keeps {reserve_mb} MB; free memory or build with a smaller cache.",
+            RefusalCode.NO_CAPACITY,
+        )
+
+
+def available_memory() -> int | None:
+    """Bytes that can be taken without swapping; None where the system does not tell."""
+    try:
+        for line in MEMORY_FILE.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        return None
+    return None

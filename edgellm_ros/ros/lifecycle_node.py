@@ -1,0 +1,259 @@
+"""The managed node: its topics and services, and what each transition does.
+
+Everything here runs in the executor's thread and none of it waits for the engine, but for the transitions: loading
+takes as long as it takes, and ending requests is bounded.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import rclpy
+from rclpy.clock import Clock, ClockType
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from std_msgs.msg import Empty, String
+from std_srvs.srv import SetBool, Trigger
+
+from ..errors import BackendError, EdgeLLMError, MisuseError, Refusal, RefusalCode
+from ..resources import resource_path
+from .counters import Counters, Throttle
+from .dds_profile import PROFILE_NAME, profile_warning
+from .engine_host import EngineHost
+from .history import ConversationHistory
+from .monitor import Monitor, NodeState
+from .parameter_server import ParameterServer
+from .publishers import Publishers, reliable
+from .qos_events import QosWatch
+from .requests import PromptBridge
+
+_Callback = Callable[["EdgeLLMNode", LifecycleState], TransitionCallbackReturn]
+
+CANCELLED = Refusal(RefusalCode.CANCELLED, "The request was cancelled.")
+DISABLED = Refusal(RefusalCode.DISABLED, "The node is paused; call its service enable with true.")
+DEACTIVATED = Refusal(RefusalCode.NOT_ACTIVE, "The node was deactivated.")
+SHUT_DOWN = Refusal(RefusalCode.SHUTTING_DOWN, "The node is shutting down.")
+FAILED = Refusal(RefusalCode.NOT_ACTIVE, "The node stopped after a transition that failed.")
+
+
+def _transition(on_exception: TransitionCallbackReturn) -> Callable[[_Callback], _Callback]:
+    """Make a transition tell why it failed; rclpy itself drops the exception without a word."""
+
+    def wrap(callback: _Callback) -> _Callback:
+        @functools.wraps(callback)
+        def wrapped(self: EdgeLLMNode, state: LifecycleState) -> TransitionCallbackReturn:
+            name = callback.__name__.removeprefix("on_")
+            try:
+                result = callback(self, state)
+            except Exception as error:
+                sentence = str(error) if isinstance(error, EdgeLLMError) else f"{type(error).__name__}: {error}"
+                self.get_logger().error(f"{name} failed: {sentence}")
+                self.state.failure = sentence
+                return on_exception
+            self.state.failure = "" if name != "error" else self.state.failure
+            return result
+
+        return wrapped
+
+    return wrap
+
+
+class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
+    """One engine behind ``prompt`` and ``response``."""
+
+    def __init__(self, node_name: str = "edgellm", **options: Any) -> None:
+        """``options`` are those of ``rclpy.node.Node``.
+
+        :raises EdgeLLMError: a parameter given at start is refused.
+        """
+        super().__init__(node_name, **options)
+        self._throttle = Throttle()
+        self.state = NodeState()
+        self.parameters = ParameterServer(self, lambda: str(self._state_machine.current_state[1]))
+        self.counters = Counters()
+        self.history = ConversationHistory()
+        self.qos = QosWatch(lambda topic, sentence: self.warn(f"qos {topic}", sentence))
+        self.outputs = Publishers(self, self.counters, self.qos)
+        self.bridge = PromptBridge(
+            self.outputs, self.counters, self.history, lambda refusal: self.warn(refusal.code.value, refusal.message)
+        )
+        self.monitor = Monitor(
+            self,
+            self.state,
+            self.parameters,
+            self.outputs,
+            self.bridge,
+            self.counters,
+            self.history,
+            self.qos,
+        )
+        self._guard_transitions()
+        self._create_inputs()
+        # A clock of its own: with use_sim_time and no /clock, a timer of ROS time would never say why it is silent.
+        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self.create_timer(1.0, self._guarded(self.monitor.tick), clock=steady)
+        if self.parameters.settings().autostart:
+            self._autostart_timer = self.create_timer(0.0, self._autostart, clock=steady)
+        self._tell_what_was_found()
+
+    def _create_inputs(self) -> None:
+        for kind, topic, callback, depth in (
+            (String, "prompt", self._on_prompt, 10),
+            (Empty, "cancel", self._on_cancel, 1),
+        ):
+            self.create_subscription(
+                kind,
+                topic,
+                self._guarded(callback),
+                reliable(depth),
+                event_callbacks=self.qos.subscription_callbacks(self.resolve_topic_name(topic)),
+                qos_overriding_options=self.qos.overridable(),
+            )
+        self.create_service(Trigger, "~/cancel", self._on_cancel_service)
+        self.create_service(Trigger, "~/reset", self._on_reset)
+        self.create_service(SetBool, "~/enable", self._on_enable)
+
+    def _tell_what_was_found(self) -> None:
+        """Say at start what will not work as somebody may expect."""
+        middleware = rclpy.get_rmw_implementation_identifier()
+        self.state.profile_warning = profile_warning(os.environ, middleware, profile=resource_path(PROFILE_NAME)) or ""
+        for sentence in (*self.parameters.unknown_overrides(), self.state.profile_warning):
+            if sentence:
+                self.get_logger().warning(sentence)
+        self.monitor.tick()
+
+    def warn(self, kind: str, sentence: str) -> None:
+        """Log a warning, at most one of a kind every few seconds. Any thread may call it."""
+        message = self._throttle.admit(kind, sentence)
+        if message:
+            self.get_logger().warning(message)
+
+    def _guarded(self, callback: Callable[..., None]) -> Callable[..., None]:
+        """A callback whose exception is logged instead of ending the process."""
+
+        @functools.wraps(callback)
+        def call(*arguments: Any) -> None:
+            try:
+                callback(*arguments)
+            except Exception as error:
+                self.warn(callback.__name__, f"{callback.__name__} failed: {type(error).__name__}: {error}")
+
+        return call
+
+    # -- inputs ------------------------------------------------------------------------------------------------
+
+    def _on_prompt(self, message: String) -> None:
+        refusal = None
+        if self.parameters.lifecycle() != "active":
+            refusal = Refusal(RefusalCode.NOT_ACTIVE, f"The prompt was refused. {self.monitor.status()[1]}")
+        elif not self.state.enabled:
+            refusal = DISABLED
+        request = self.bridge.offer(message.data, self.parameters.settings(), refusal)
+        self.get_logger().debug(f"prompt {request.request_id}: {message.data}")
+
+    def _on_cancel(self, _message: Empty) -> None:
+        self.bridge.cancel_all(CANCELLED)
+
+    def _on_cancel_service(self, _request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        running, waiting = self.bridge.cancel_all(CANCELLED)
+        response.success = True
+        response.message = f"Cancelled {running} running and {waiting} waiting requests."
+        return response
+
+    def _on_reset(self, _request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        response.success = True
+        response.message = f"Forgot {self.history.clear()} turns of history."
+        return response
+
+    def _on_enable(self, request: SetBool.Request, response: SetBool.Response) -> SetBool.Response:
+        self.state.enabled = bool(request.data)
+        response.success = True
+        response.message = "Prompts are answered."
+        if not self.state.enabled:
+            running, waiting = self.bridge.cancel_all(DISABLED)
+            response.message = f"Prompts are refused; stopped {running} running and {waiting} waiting requests."
+        self._guarded(self.monitor.tick)()
+        return response
+
+    # -- transitions -------------------------------------------------------------------------------------------
+
+    @_transition(TransitionCallbackReturn.FAILURE)
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Load the engine and warm it up."""
+        settings = self.parameters.settings()
+        self.monitor.say(f"Loading {settings.engine.directory or 'the fake engine'}.")
+        host = self.state.host = EngineHost.load(settings)
+        self.get_logger().info(f"Loaded {host.facts.summary} in {host.facts.load_time:.2f} s; text only.")
+        return TransitionCallbackReturn.SUCCESS
+
+    @_transition(TransitionCallbackReturn.FAILURE)
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Start to answer prompts."""
+        if self.state.host is None:
+            raise MisuseError("no engine is loaded; clean up and configure the node.")
+        self.bridge.start(self.state.host)
+        return TransitionCallbackReturn.SUCCESS
+
+    @_transition(TransitionCallbackReturn.ERROR)
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """End every request with a reason and stop answering."""
+        self.bridge.stop(DEACTIVATED)
+        return TransitionCallbackReturn.SUCCESS
+
+    @_transition(TransitionCallbackReturn.ERROR)
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Free the engine."""
+        self._free_engine()
+        return TransitionCallbackReturn.SUCCESS
+
+    @_transition(TransitionCallbackReturn.FAILURE)
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """End every request and free the engine, from any state."""
+        self.bridge.stop(SHUT_DOWN)
+        self._free_engine()
+        return TransitionCallbackReturn.SUCCESS
+
+    @_transition(TransitionCallbackReturn.SUCCESS)
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Give back what can be given back, so that the node can be configured again."""
+        try:
+            self.bridge.stop(FAILED)
+        finally:
+            self._free_engine()
+        return TransitionCallbackReturn.SUCCESS
+
+    def _free_engine(self) -> None:
+        host, self.state.host = self.state.host, None
+        if host is not None and not host.close():
+            raise BackendError(
+                "A step of the engine does not return, so its memory could not be freed; restart the process.",
+                RefusalCode.STEP_TIMEOUT,
+            )
+
+    def _autostart(self) -> None:
+        self.destroy_timer(self._autostart_timer)
+        if self.parameters.lifecycle() == "unconfigured":
+            self.trigger_configure()
+        if self.parameters.lifecycle() == "inactive":
+            self.trigger_activate()
+        self._guarded(self.monitor.tick)()
+
+    def _guard_transitions(self) -> None:
+        """Answer an impossible transition with a no; rclpy raises it out of the executor and the process ends."""
+        service = self._service_change_state
+        original = service.callback
+
+        def change_state(request: Any, response: Any) -> Any:
+            before = self.parameters.lifecycle()
+            try:
+                response = original(request, response)
+            except Exception as error:
+                wanted = request.transition.label or f"number {request.transition.id}"
+                self.get_logger().warning(f"Transition {wanted} is not possible while the node is {before}: {error}")
+                response.success = False
+            self._guarded(self.monitor.tick)()
+            return response
+
+        service.callback = change_state

@@ -1,0 +1,121 @@
+"""One prompt on its way: what it was asked with, what became of it, and the single place that can end it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from ..errors import Refusal, RefusalCode
+from ..runtime.request import FinishReason, LLMGenerationResponse, SequenceTimes
+from .parameters import Settings
+from .report import Report, Timings
+
+if TYPE_CHECKING:
+    from ..runtime.scheduler import RequestHandle
+
+# Accepted requests that end for one of these were stopped; for any other, or if never accepted, they failed.
+_STOPPED = {
+    RefusalCode.CANCELLED: FinishReason.CANCELLED,
+    RefusalCode.SUPERSEDED: FinishReason.CANCELLED,
+    RefusalCode.QUEUE_FULL: FinishReason.CANCELLED,
+    RefusalCode.DISABLED: FinishReason.CANCELLED,
+    RefusalCode.NOT_ACTIVE: FinishReason.CANCELLED,
+    RefusalCode.SHUTTING_DOWN: FinishReason.CANCELLED,
+    RefusalCode.DEADLINE: FinishReason.DEADLINE,
+}
+
+
+class RequestState(Enum):
+    """Where a prompt is."""
+
+    ARRIVED = "arrived"
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass
+class PromptRequest:
+    """A prompt with the settings of the moment it arrived. Times are of ``time.monotonic``, in s.
+
+    ``state``, ``stop`` and ``stop_time`` are covered by the lock of the bridge; the other fields belong to its
+    worker thread once the request runs.
+    """
+
+    request_id: str
+    prompt: str
+    settings: Settings
+    arrived: float = field(default_factory=time.monotonic)
+    state: RequestState = RequestState.ARRIVED
+    accepted: bool = False  # false: turned away at the door
+    stop: Refusal | None = None  # the first reason to stop it; later ones do not count
+    stop_time: float = 0.0
+    handle: RequestHandle | None = None
+    seed: int | None = None
+    started: float = 0.0
+    history_turns: int = 0
+    history_turns_dropped: int = 0
+    control_tokens: int | None = None
+    pieces: list[str] = field(default_factory=list)  # as published, one per delta
+    first_delta: int | None = None
+    first_delta_time: float | None = None
+
+    @property
+    def text(self) -> str:
+        """What has been published of the answer."""
+        return "".join(self.pieces)
+
+    def report(
+        self,
+        engine: Mapping[str, str],
+        *,
+        refusal: Refusal | None = None,
+        response: LLMGenerationResponse | None = None,
+    ) -> Report:
+        """The account of the request as it is now; ``refusal`` says why there is no (complete) answer."""
+        reason, prompt_tokens, completion_tokens, times = FinishReason.ERROR, None, 0, SequenceTimes()
+        if response is not None and response.finish_reasons:
+            reason = response.finish_reasons[0]
+            prompt_tokens = response.input_token_counts[0] if response.input_token_counts else None
+            completion_tokens = len(response.output_ids[0]) if response.output_ids else 0
+            times = response.times[0] if response.times else times
+        if refusal is not None:
+            reason = _STOPPED.get(refusal.code, FinishReason.ERROR) if self.accepted else FinishReason.ERROR
+        include_text = self.settings.report.include_text
+        return Report(
+            request_id=self.request_id,
+            finish_reason=reason,
+            refusal=refusal,
+            timings=self._timings(times, completion_tokens),
+            seed=self.seed,
+            prompt_characters=len(self.prompt),
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            control_tokens=self.control_tokens,
+            history_turns=self.history_turns,
+            history_turns_dropped=self.history_turns_dropped,
+            delta_count=len(self.pieces),
+            first_delta=self.first_delta,
+            last_delta=None if self.first_delta is None else self.first_delta + len(self.pieces) - 1,
+            engine=engine,
+            changed_settings=self.settings.changed(),
+            prompt=self.prompt if include_text else None,
+            response=self.text if include_text else None,
+        )
+
+    def _timings(self, times: SequenceTimes, tokens: int) -> Timings:
+        def since(start: float, moment: float | None) -> float | None:
+            return moment - start if moment else None
+
+        begun = times.prefill_start or self.started
+        decoding = times.last_token - times.first_token
+        return Timings(
+            queued=since(self.arrived, begun),
+            time_to_first_token=since(times.queued or begun, times.first_token),
+            time_to_first_delta=since(self.arrived, self.first_delta_time),
+            total=time.monotonic() - self.arrived,
+            tokens_per_second=(tokens - 1) / decoding if tokens > 1 and decoding > 0 else None,
+        )

@@ -1,0 +1,81 @@
+"""Which part may import which, and how little ``import edgellm_ros`` costs."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import edgellm_ros
+
+PACKAGE = Path(edgellm_ros.__file__).parent
+MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+PARTS = ("backends", "runtime", "vision", "action", "builder", "ros", "cli", "tabletop")
+SHARED = {"engine_format", "errors", "resources", "__version__"}
+RUN_TIME = {"runtime", "vision", "action", "backends"}
+MAY_IMPORT = {
+    "backends": {"backends"},
+    "runtime": RUN_TIME,
+    "vision": RUN_TIME,
+    "action": RUN_TIME,
+    "builder": {"builder"},
+    "ros": RUN_TIME | {"ros"},
+    "cli": set(PARTS),
+    "tabletop": {"tabletop", "ros", *RUN_TIME},
+}
+
+
+def imports(module: Path) -> set[str]:
+    """Absolute dotted names of everything that a module imports, at its top and inside functions."""
+    package = ("edgellm_ros", *module.with_suffix("").parts[:-1])
+    names = set()
+    for node in ast.walk(ast.parse((PACKAGE / module).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            stem = ".".join((*base, *((node.module,) if node.module else ())))
+            names.update(f"{stem}.{alias.name}" for alias in node.names)
+    return names
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_imports_follow_the_layers(module):
+    found = imports(module)
+    roots = {name.split(".")[0] for name in found}
+    assert "torch" not in roots
+    part = module.parts[0] if len(module.parts) > 1 else None
+    if part not in ("ros", "tabletop", "cli"):
+        assert not roots & {"rclpy", "std_msgs", "sensor_msgs", "diagnostic_msgs", "lifecycle_msgs"}
+    if part is None:
+        return
+    inside = {name.split(".")[1] for name in found if name.startswith("edgellm_ros.") and name.count(".")}
+    assert inside - SHARED <= MAY_IMPORT[part] | {part}
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import edgellm_ros", ["numpy", "tokenizers", "jinja2", "onnxruntime", "transformers", "rclpy", "cv2"]),
+        ("import edgellm_ros.cli.main", ["numpy", "tokenizers", "onnxruntime", "rclpy"]),
+        (
+            "from edgellm_ros import LLMInferenceRuntime, RequestEngine",
+            ["onnxruntime", "onnx", "transformers", "torch", "rclpy", "edgellm_ros.builder"],
+        ),
+    ],
+    ids=["package", "command", "runtime"],
+)
+def test_importing_stays_light(statement, absent):
+    code = f"import sys; {statement}; print([name for name in {absent!r} if name in sys.modules])"
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_exported_names_exist():
+    for name in edgellm_ros.__all__:
+        assert getattr(edgellm_ros, name) is not None
