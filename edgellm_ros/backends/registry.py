@@ -8,7 +8,13 @@ from ..errors import BackendError, MissingPackageError
 from .base import Backend
 
 NAMES = ("auto", "onnxruntime", "fake")
-LOWERINGS = {"onnxruntime": "onnxruntime", "fake": "fake"}  # lowering of an engine directory -> backend that runs it
+# lowering of an engine directory -> backend that runs it
+LOWERINGS = {
+    "onnxruntime": "onnxruntime",
+    "tensorrt": "onnxruntime",
+    "tensorrt_legacy": "onnxruntime",
+    "fake": "fake",
+}
 
 
 def open_backend(name: str, *, threads: int = 0, lowering: str | None = None) -> Backend:

@@ -9,6 +9,7 @@ import time
 from types import FrameType
 
 from ..builder.build import DEFAULT_BATCH, DEFAULT_CAPACITY, DEFAULT_INPUT, Progress, build_engine
+from ..builder.lowerings import LOWERINGS
 from ..engine_format import BuilderLimits
 from ..errors import CheckpointError
 
@@ -18,6 +19,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="Hugging Face folder, .gguf file, or smollm2")
     parser.add_argument("output", metavar="OUT", help="engine directory to write")
     parser.add_argument("--precision", default="fp32", help="fp32 or int8 (default: %(default)s)")
+    parser.add_argument(
+        "--lowering", default="onnxruntime", choices=list(LOWERINGS), help="engine library that runs it"
+    )
+    parser.add_argument(
+        "--random-weights",
+        action="store_true",
+        help="CHECKPOINT is a config.json: build an engine of its shape with random weights and a byte tokenizer",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the random weights (default: %(default)s)")
     parser.add_argument("--max-batch", type=int, help=f"sequences at a time (default: {DEFAULT_BATCH})")
     parser.add_argument("--max-input", type=int, help=f"tokens of a prompt (default: {DEFAULT_INPUT})")
     parser.add_argument(
@@ -83,7 +93,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         path = build_engine(
-            arguments.checkpoint, arguments.output, precision=arguments.precision, limits=limits, progress=progress
+            arguments.checkpoint,
+            arguments.output,
+            precision=arguments.precision,
+            limits=limits,
+            progress=progress,
+            lowering=arguments.lowering,
+            random_seed=arguments.seed if arguments.random_weights else None,
         )
     finally:
         line.close()

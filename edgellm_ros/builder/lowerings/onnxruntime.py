@@ -32,7 +32,9 @@ class OnnxRuntimeLowering:
 
     def declare_inputs(self, graph: Graph, hidden_size: int, rope: Mapping[str, int]) -> Value:
         """See ``Lowering``."""
-        return declare_common_inputs(graph, hidden_size, rope)
+        embeddings = declare_common_inputs(graph, hidden_size, rope)
+        graph.input("query_length", "int32", [BATCH])
+        return embeddings
 
     def linear(self, graph: Graph, x: Value, weight: Weight, bias: Weight | None) -> Value:
         """See ``Lowering``."""
@@ -69,15 +71,16 @@ class OnnxRuntimeLowering:
         """See ``Lowering``."""
         return graph.node("RMSNormalization", [x, graph.parameter(weight)], axis=-1, epsilon=epsilon)[0]
 
-    def rope(self, graph: Graph, x: Value, kind: str, heads: int, head_dim: int) -> Value:
+    def gelu_tanh(self, graph: Graph, x: Value) -> Value:
         """See ``Lowering``."""
-        tables = [Value(f"rope_cos_{kind}"), Value(f"rope_sin_{kind}")]
-        return graph.node("RotaryEmbedding", [x, *tables], num_heads=heads)[0]
+        return graph.node("Gelu", [x], approximate="tanh")[0]
 
     def attention(
         self, graph: Graph, query: Value, key: Value, value: Value, layer: int, shape: AttentionShape
     ) -> Value:
         """See ``Lowering``."""
+        query = self._rotate(graph, query, shape.heads, shape.rope)
+        key = self._rotate(graph, key, shape.kv_heads, shape.rope)
         cache: list[Dimension] = [BATCH, shape.kv_heads, CAPACITY, shape.head_dim]
         past = [graph.input(f"past_{kind}_{layer}", "float32", cache) for kind in ("key", "value")]
         present = [f"present_{kind}_{layer}" for kind in ("key", "value")]
@@ -92,9 +95,26 @@ class OnnxRuntimeLowering:
             domain=MICROSOFT,
             num_heads=shape.heads,
             kv_num_heads=shape.kv_heads,
-            scale=shape.scale,
+            scale=1.0,
             do_rotary=0,
+            **self._optional_attributes(graph, shape),
         )[0]
+
+    def _rotate(self, graph: Graph, x: Value, heads: int, rope: str | None) -> Value:
+        if rope is None:
+            return x
+        tables = [Value(f"rope_cos_{rope}"), Value(f"rope_sin_{rope}")]
+        return graph.node("RotaryEmbedding", [x, *tables], num_heads=heads)[0]
+
+    def _optional_attributes(self, graph: Graph, shape: AttentionShape) -> dict[str, float]:
+        """Window and soft cap; how many keys the window must let through is noted for the runtime to check."""
+        attributes: dict[str, float] = {}
+        if shape.softcap:
+            attributes["softcap"] = shape.softcap
+        if shape.window:
+            attributes["local_window_size"] = shape.window
+            graph.metadata |= {"sliding_window": str(shape.window), "local_window_size": str(shape.window)}
+        return attributes
 
     def _lengths(self, graph: Graph, cache: Value) -> tuple[Value, Value]:
         """Index of each row's last valid position, int32 [B], and the capacity, an int32 scalar; once per graph."""
