@@ -242,13 +242,8 @@ def build_engine(
     :raises EngineDirectoryError: ``output`` cannot be written.
     """
     report = progress or (lambda state: None)
-<<<<<<< HEAD
     place = Path(output).absolute()
-    with closing(open_checkpoint(source)) as checkpoint:
-=======
-    place = Path(output)
     with closing(_open(source, random_seed)) as checkpoint:
->>>>>>> families
         plan = plan_build(checkpoint, precision=precision, limits=limits, lowering=lowering)
         fingerprint = _fingerprint(plan, report)
         if holds_build(place, fingerprint):

@@ -9,12 +9,6 @@ from typing import Any
 from ...engine_format import RopeConfig
 from ...errors import CheckpointError
 
-<<<<<<< HEAD
-LARGEST = 1 << 24
-MOST_LAYERS = 1 << 10
-MOST_HEADS = 1 << 12
-WIDEST_HEAD = 1 << 12
-=======
 
 @dataclass(frozen=True)
 class LayerPlan:
@@ -24,7 +18,6 @@ class LayerPlan:
 
     rope: str | None
     window: int = 0
->>>>>>> families
 
 
 @dataclass(frozen=True)
@@ -95,82 +88,4 @@ class Family:
 
     name: str
     architectures: tuple[str, ...]  # as ``architectures`` of config.json has them
-<<<<<<< HEAD
-
-    def parse(self, config: Mapping[str, Any]) -> DecoderConfig:
-        """:raises CheckpointError: a value is missing, out of range, or of a kind this family does not build."""
-        ...
-
-    def tensors(self, config: DecoderConfig) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor that the graph needs, with its shape."""
-        ...
-
-    def ignores(self, config: DecoderConfig, name: str) -> bool:
-        """Whether a tensor that the graph does not need may be in the checkpoint all the same."""
-        ...
-
-    def build(self, graph: Graph, config: DecoderConfig, weights: Mapping[str, Weight]) -> None:
-        """Write the graph."""
-        ...
-
-
-def whole_number(config: Mapping[str, Any], key: str, default: int | None = None, *, largest: int = LARGEST) -> int:
-    """A positive whole number of a configuration; an absent or null key gives ``default``.
-
-    :raises CheckpointError: absent without a default, or another value.
-    """
-    value = config.get(key)
-    value = default if value is None else value
-    if value is None:
-        raise CheckpointError(f"config.json lacks {key}; want a whole number: fetch it again.")
-    if type(value) is not int or not 1 <= value <= largest:
-        raise CheckpointError(f"config.json: {key} is {value!r}; want a whole number from 1 to {largest}.")
-    return value
-
-
-def real_number(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    """A positive number of a configuration. :raises CheckpointError: as ``whole_number``."""
-    value = config.get(key)
-    value = default if value is None else value
-    if value is None:
-        raise CheckpointError(f"config.json lacks {key}; want a number: fetch it again.")
-    if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
-        raise CheckpointError(f"config.json: {key} is {value!r}; want a positive number.")
-    return float(value)
-
-
-def switch(config: Mapping[str, Any], key: str, default: bool) -> bool:
-    """True or false of a configuration. :raises CheckpointError: another value."""
-    value = config.get(key)
-    value = default if value is None else value
-    if type(value) is not bool:
-        raise CheckpointError(f"config.json: {key} is {value!r}; want true or false.")
-    return value
-
-
-def token_id(config: Mapping[str, Any], key: str) -> int | None:
-    """A token id; the first one of a list; None when absent or negative. :raises CheckpointError: another value."""
-    value = config.get(key)
-    if isinstance(value, list) and value:
-        value = value[0]
-    if value is None or value == -1:
-        return None
-    if type(value) is not int or value < 0:
-        raise CheckpointError(f"config.json: {key} is {value!r}; want a token id.")
-    return value
-
-
-def rope_settings(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
-    """Base and scaling object, from ``rope_theta`` + ``rope_scaling`` or the newer ``rope_parameters``.
-
-    :raises CheckpointError: neither a mapping nor null.
-    """
-    key = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
-    scaling = config.get(key)
-    if scaling is not None and not isinstance(scaling, Mapping):
-        raise CheckpointError(f"config.json: {key} is {scaling!r}; want an object or null.")
-    base = (scaling or {}).get("rope_theta", config.get("rope_theta"))
-    return real_number({"rope_theta": base}, "rope_theta", 10000.0), scaling
-=======
     parse: Callable[[Mapping[str, Any]], DecoderConfig]
->>>>>>> families

@@ -58,6 +58,12 @@ def real(graph: Graph, number: float) -> Value:
     return graph.constant(np.array(number, dtype=np.float32))
 
 
+def dimension(graph: Graph, x: Value, axis: int) -> Value:
+    """Length of one axis, an int64 scalar. TensorRT 8 ignores the bounds that ``Shape`` itself may have."""
+    (shape,) = graph.node("Shape", [x])
+    return graph.node("Gather", [shape, graph.constant(np.array(axis, dtype=np.int64))], axis=0)[0]
+
+
 def declare_common_inputs(graph: Graph, hidden_size: int, rope: Mapping[str, int]) -> Value:
     """The inputs that every lowering has, in the order of ``engine_format``; returns ``inputs_embeds``."""
     embeddings = graph.input("inputs_embeds", "float32", [BATCH, SEQUENCE, hidden_size])
@@ -90,8 +96,7 @@ def merge_heads(graph: Graph, x: Value, shape: AttentionShape) -> Value:
 def query_positions(graph: Graph) -> Value:
     """Position of every query, int32 [B,S], from ``past_length``; once per graph."""
     if "query_positions" not in graph.remembered:
-        (size,) = graph.node("Shape", [Value("inputs_embeds")], start=1, end=2)
-        (length,) = graph.node("Squeeze", [size])
+        length = dimension(graph, Value("inputs_embeds"), 1)
         count = [graph.constant(np.array(number, dtype=np.int64)) for number in (0, 1)]
         (index,) = graph.node("Range", [count[0], length, count[1]])
         (index,) = graph.node("Cast", [index], to="int32")

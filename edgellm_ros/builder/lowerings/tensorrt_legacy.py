@@ -23,6 +23,7 @@ from .base import (
     attention_by_parts,
     bias_of,
     declare_common_inputs,
+    dimension,
     gather_positions,
     merge_heads,
     query_positions,
@@ -108,8 +109,7 @@ class TensorRTLegacyLowering:
     def _key_positions(self, graph: Graph) -> Value:
         """Position of every key, int32 [B,1,1,P+S]; a slot of the prefix that its row has not reached is unseen."""
         if "key_positions" not in graph.remembered:
-            (size,) = graph.node("Shape", [Value("past_key_0")], start=0, end=1)
-            (length,) = graph.node("Squeeze", [size])
+            length = dimension(graph, Value("past_key_0"), 0)
             count = [graph.constant(np.array(number, dtype=np.int64)) for number in (0, 1)]
             (index,) = graph.node("Range", [count[0], length, count[1]])
             (index,) = graph.node("Cast", [index], to="int32")
