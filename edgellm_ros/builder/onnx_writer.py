@@ -16,8 +16,9 @@ from .graph import DATA_FILE, Graph, Node, StoredTensor, TensorInfo
 PAGE = 4096  # engines map the file: a weight that starts on a page needs no copy
 
 _TYPES = {
-    "float32": onnx.TensorProto.FLOAT, "int32": onnx.TensorProto.INT32, "int64": onnx.TensorProto.INT64,
-    "uint8": onnx.TensorProto.UINT8, "int8": onnx.TensorProto.INT8, "bool": onnx.TensorProto.BOOL,
+    "float32": onnx.TensorProto.FLOAT, "float16": onnx.TensorProto.FLOAT16, "int32": onnx.TensorProto.INT32,
+    "int64": onnx.TensorProto.INT64, "uint8": onnx.TensorProto.UINT8, "int8": onnx.TensorProto.INT8,
+    "bool": onnx.TensorProto.BOOL,
 }  # fmt: skip
 
 

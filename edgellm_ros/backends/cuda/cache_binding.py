@@ -1,9 +1,9 @@
 """How an engine meets its caches, for both layouts, found from the names and shapes of the engine's own tensors.
 
 Heads first: ``past_key_i`` [B, heads, capacity, size] is read and ``present_key_i`` written at the same address.
-Time first: ``past_key_i`` [B, prefix, heads, size] is read, ``new_key_i`` [B, S, heads, size] comes back and is
+Time first: ``past_key_i`` [prefix, B, heads, size] is read, ``new_key_i`` [B, S, heads, size] comes back and is
 scattered. One row's prefix is contiguous, so it is fed as it lies, cut to a length bucket; several rows are packed
-first where the bucket is well below the capacity, and fed whole where it is not.
+side by side first.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ SMALLEST_BUCKET = 128
 _NAME = re.compile(r"(past|present|new)_(key|value)_(\d+)")
 _SCATTER = np.dtype([("source", "u8"), ("destination", "u8"), ("bytes", "u8")])
 _THREADS = 128
+_PACK_THREADS = 32
+_MOST_PIECES = 256  # blocks that share the positions of one row of one array
 
 
 def cache_tensor(name: str) -> tuple[str, int] | None:
@@ -203,15 +205,12 @@ class CacheBinding:
                 f"{batch} rows of {chunk} positions were run; the bound tensors hold {self._new_positions} positions."
             )
         arrays = range(len(self._past))
-        pack = batch > 1 and prefix <= cache.capacity // 2
         keeps: list[CUDAMemory] = []
         before: Callable[[], None] | None = None
-        if pack:
-            packed = self._pack(device, kernels, batch, first_row, prefix)
-            keeps, before = packed[0], packed[1]
+        if batch > 1:
+            keeps, before = self._pack(device, kernels, batch, first_row, prefix)
             addresses = [memory.address for memory in keeps[1:]]
         else:
-            prefix = prefix if batch == 1 else cache.capacity
             addresses = [cache.address(array, first_row) for array in arrays]
         if self._scatter is None:
             self._scatter = self._scatter_table(device)
@@ -227,10 +226,11 @@ class CacheBinding:
 
         return CacheCall(
             tuple(
-                Placed(self._past[array].name, addresses[array], cache.shape(array, batch, prefix)) for array in arrays
+                Placed(self._past[array].name, addresses[array], (prefix, batch, *self._layer(array)))
+                for array in arrays
             ),
             tuple(
-                Placed(self._results[array].name, self._new[array].address, cache.shape(array, batch, chunk))
+                Placed(self._results[array].name, self._new[array].address, (batch, chunk, *self._layer(array)))
                 for array in arrays
             ),
             before,
@@ -243,22 +243,26 @@ class CacheBinding:
     ) -> tuple[list[CUDAMemory], Callable[[], None]]:
         """Memory (a table first, then one block an array) and the copy of ``batch`` prefixes into it."""
         cache = self._cache()
-        table = np.zeros(len(self._past), dtype=SEGMENT)
+        table = np.zeros((len(self._past), batch), dtype=SEGMENT)
         blocks = []
-        size = self.layout.dtype.numpy.itemsize
         for array in range(len(self._past)):
-            heads, head_dim = self.layout.layers[array // 2]
-            width = heads * head_dim * size
+            heads, head_dim = self._layer(array)
+            width = heads * head_dim * self.layout.dtype.numpy.itemsize
             block = CUDAMemory(device, batch * prefix * width, zero=False)
             blocks.append(block)
-            table[array] = (
-                cache.address(array, first_row), block.address, cache.capacity * width, prefix * width,
-                prefix * width, batch,
-            )  # fmt: skip
+            for row in range(batch):
+                table[array, row] = (
+                    cache.address(array, first_row + row), block.address + row * width, width, batch * width,
+                    width, prefix,
+                )  # fmt: skip
         memory = CUDAMemory(device, table.nbytes)
         device.write(memory.address, table)
-        kernel = kernels["copy_segments"]
-        return [memory, *blocks], lambda: kernel.launch((batch, len(blocks), 1), 1024, memory.address)
+        kernel, grid = kernels["copy_segments"], (min(prefix, _MOST_PIECES), table.size, 1)
+        return [memory, *blocks], lambda: kernel.launch(grid, _PACK_THREADS, memory.address)
+
+    def _layer(self, array: int) -> tuple[int, int]:
+        """Heads and head size."""
+        return self.layout.layers[array // 2]
 
     def _scatter_table(self, device: Device) -> CUDAMemory:
         cache = self._cache()

@@ -54,8 +54,8 @@ def whole(graph: Graph, *numbers: int) -> Value:
 
 
 def real(graph: Graph, number: float) -> Value:
-    """A constant float32 scalar."""
-    return graph.constant(np.array(number, dtype=np.float32))
+    """A constant scalar element."""
+    return graph.constant(np.array(number, dtype=graph.element))
 
 
 def dimension(graph: Graph, x: Value, axis: int) -> Value:
@@ -65,14 +65,14 @@ def dimension(graph: Graph, x: Value, axis: int) -> Value:
 
 
 def declare_common_inputs(graph: Graph, hidden_size: int, rope: Mapping[str, int]) -> Value:
-    """The inputs that every lowering has, in the order of ``engine_format``; returns ``inputs_embeds``."""
-    embeddings = graph.input("inputs_embeds", "float32", [BATCH, SEQUENCE, hidden_size])
+    """The inputs that every lowering has, in the order of ``engine_format``; returns ``inputs_embeds`` as elements."""
+    graph.input("inputs_embeds", "float32", [BATCH, SEQUENCE, hidden_size])
     for kind, width in rope.items():
         for table in (f"rope_cos_{kind}", f"rope_sin_{kind}"):
             graph.input(table, "float32", [BATCH, SEQUENCE, width])
     graph.input("past_length", "int32", [BATCH])
     graph.input("last_token_index", "int32", [BATCH, ROWS])
-    return embeddings
+    return graph.as_element("inputs_embeds")
 
 
 def gather_positions(graph: Graph, x: Value, index: Value) -> Value:
@@ -125,7 +125,7 @@ def attention_by_parts(
     """Attention without an attention operator: [B,heads,S,head_dim].
 
     query [B,heads,S,head_dim]; keys [B,kv_heads,head_dim,T], turned already; values [B,kv_heads,T,head_dim]; bias
-    float32 [B,1,S,T]. Queries of one key head are multiplied together, so that no key is copied.
+    [B,1,S,T]. Queries of one key head are multiplied together, so that no key is copied.
     """
     grouped = whole(graph, 0, shape.kv_heads, -1, shape.head_dim)
     (rows,) = graph.node("Reshape", [query, grouped])
@@ -141,4 +141,4 @@ def attention_by_parts(
 
 def bias_of(graph: Graph, seen: Value) -> Value:
     """0 where a key is seen, a large negative number elsewhere."""
-    return graph.node("Where", [seen, real(graph, 0.0), real(graph, -1e9)])[0]
+    return graph.node("Where", [seen, real(graph, 0.0), real(graph, -1e9 if graph.element == "float32" else -6e4)])[0]
