@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from ..backends.base import Backend, CacheLayout, Captured, DataType, RopeKind, SamplingRow, Tensor
-from ..engine_format import EMBEDDING_FILE, GRAPH_FILE, PLAN_FILE, EngineDirectory
+from ..engine_format import EMBEDDING_FILE, EngineDirectory
 from ..errors import BackendError, EdgeLLMError, EngineDirectoryError
 
 NOT_FINITE = -1  # the id that the sampler gives for logits that are not finite
@@ -66,9 +66,8 @@ class ModelExecutor:
         self.prefill_chunk = min(prefill_chunk, config.limits.max_input_len)
         self.observer: StepObserver | None = None
         self._backend = backend
-        plan = PLAN_FILE in directory.manifest.files and GRAPH_FILE not in directory.manifest.files
         layout = CacheLayout(config.kv_layers, _cache_dtype(config.kv_cache_dtype))
-        self._engine = backend.open_engine(directory.path / (PLAN_FILE if plan else GRAPH_FILE), cache_layout=layout)
+        self._engine = backend.open_engine(directory.path, cache_layout=layout)
         self.embeddings = backend.open_embeddings(directory.path / EMBEDDING_FILE, scale=config.embedding_scale)
         self._ropes = {
             kind: RopeKind(kind, tuple(rope.inverse_frequency), rope.scale) for kind, rope in config.rope.items()

@@ -67,10 +67,10 @@ def read_plan_info(path: Path) -> PlanInfo:
         raise BackendError(f"{place} has other keys than this version writes; {_AGAIN}.") from None
 
 
-def check_plan(path: Path, version: str, architecture: str, device: str) -> PlanInfo:
-    """The plan's description, once everything in it fits this machine and the files.
+def check_target(path: Path, version: str, architecture: str, device: str) -> PlanInfo:
+    """The plan's description, once it is found to be for this version and GPU; reads no plan.
 
-    :raises BackendError: it does not; the sentence says what differs.
+    :raises BackendError: it is not; the sentence says what differs.
     """
     if not path.is_file():
         raise BackendError(f"{path} is missing; {_AGAIN}.")
@@ -82,6 +82,15 @@ def check_plan(path: Path, version: str, architecture: str, device: str) -> Plan
             f"{path} was compiled for {info.device} ({info.architecture}); this GPU is {device} ({architecture}): "
             f"{_AGAIN}."
         )
+    return info
+
+
+def check_plan(path: Path, version: str, architecture: str, device: str) -> PlanInfo:
+    """The plan's description, once everything in it fits this machine and the files.
+
+    :raises BackendError: it does not; the sentence says what differs.
+    """
+    info = check_target(path, version, architecture, device)
     found = path.stat().st_size
     if found != info.plan_bytes:
         raise BackendError(f"{path} has {found} bytes; its description wants {info.plan_bytes}: {_AGAIN}.")
