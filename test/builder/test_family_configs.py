@@ -156,7 +156,5 @@ def test_every_configuration_of_a_folder_parses_or_is_refused_in_one_sentence():
     for name, sentence in refused.items():
         assert "config.json" in sentence and "\n" not in sentence, name
         architectures = json.loads(next(Path(FOLDER).glob(f"{name}/config*.json")).read_text()).get("architectures")
-        named = any(
-            word in sentence for word in [*(architectures or []), "quantiz", "draft_vocab_size", "policy", "None"]
-        )
+        named = any(word in sentence for word in [*(architectures or []), "quantiz", "draft_vocab_size", "policy", "None"])
         assert named, f"{name}: {sentence}"
