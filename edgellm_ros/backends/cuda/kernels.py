@@ -13,7 +13,7 @@ from .device import Device
 from .kernel_cache import KernelCache
 from .packages import load_nvrtc
 
-# One letter an argument: P address, i 32 bits, f float; and structs by value: A arrays, T tables, R rows.
+# One letter an argument: P address, i 32 bits, f float; and structs by value: A arrays, T tables, R rows, S scratch.
 SIGNATURES = {
     "kernels.cu": {
         "gather_float32": "PPPPiif",
@@ -29,8 +29,9 @@ SIGNATURES = {
         "scatter_positions": "PPPiii",
     },
     "sampling.cu": {
-        "adjust_logits": "PTRPPi",
-        "pick": "PTRPPiPPPi",
+        "adjust_logits": "PTRSi",
+        "weigh": "PTRSi",
+        "pick": "PTRSiPPPi",
         "mark_prompt": "PPii",
         "set_bias": "PPPi",
     },
@@ -39,8 +40,9 @@ SIGNATURES = {
 _ARGUMENTS = {
     "P": ("Q", 8, 8), "i": ("i", 4, 4), "f": ("f", 4, 4),
     "A": ("48s", 48, 8), "T": ("40s", 40, 8), "R": ("64s", 64, 1),
+    "S": ("32s", 32, 8),
 }  # fmt: skip
-OPTIONS = ("--std=c++17", "--fmad=false")
+OPTIONS = ("--std=c++17", "--fmad=false", "--generate-line-info")
 
 
 class Compiler:

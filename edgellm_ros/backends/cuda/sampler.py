@@ -1,6 +1,6 @@
 """Sampling on the GPU: parameters, penalties' counts, biases and masks stay there from draw to draw.
 
-``sample`` enqueues two kernels and nothing else, so it may stand in a recorded step: which penalties a row has is
+``sample`` enqueues three kernels and nothing else, so it may stand in a recorded step: which penalties a row has is
 state on the device too, and a replay follows it. What the kernels compute is defined in ``sampling_math``.
 """
 
@@ -25,6 +25,7 @@ _CHUNK = 2048  # logits a block of the first kernel
 _THREADS = 256
 _PICK_THREADS = 1024
 _PICK_BYTES = 3 * 128 * 32 * 4
+_EXCHANGE_BYTES = 128 * 8 + 8 + 128 * 4
 _STATE = struct.Struct("=d5fiI2Iii")
 _PENALISED, _BIASED, _MASKED, _GREEDY, _COUNTED = 1, 2, 4, 8, 16
 _LOW = 0xFFFFFFFF
@@ -63,6 +64,8 @@ class CUDASampler:
         self._mask = CUDAMemory(device, rows * self._words * 4)
         self._best = CUDAMemory(device, rows * self._blocks * 8)
         self._broken = CUDAMemory(device, rows * self._blocks * 4)
+        self._exchange = CUDAMemory(device, rows * _EXCHANGE_BYTES)
+        self._shares = CUDAMemory(device, rows * vocab_size * 4)
         self._ranked_ids = CUDAMemory(device, rows * (MOST_LOGPROBS + 1) * 4)
         self._ranked_logs = CUDAMemory(device, rows * (MOST_LOGPROBS + 1) * 4)
         self._scratch = CUDAMemory(device, 16)
@@ -70,6 +73,9 @@ class CUDASampler:
             "=4Q2i", self._states.address, self._counts.address, self._bias.address, self._mask.address,
             vocab_size, self._words,
         )  # fmt: skip
+        self._places = struct.pack(
+            "=4Q", self._best.address, self._broken.address, self._exchange.address, self._shares.address
+        )
         self._last_rows: tuple[int, ...] = ()
         kernels["pick"].allow_shared(_PICK_BYTES)
 
@@ -195,14 +201,13 @@ class CUDASampler:
         for row in rows:
             self._row(row)
         numbers = bytes(rows).ljust(MOST_ROWS, b"\0")
-        self._kernels["adjust_logits"].launch(
-            (self._blocks, count, 1), _THREADS, values.address, self._tables, numbers, self._best.address,
-            self._broken.address, _CHUNK,
-        )  # fmt: skip
+        grid = (self._blocks, count, 1)
+        for name in ("adjust_logits", "weigh"):
+            self._kernels[name].launch(grid, _THREADS, values.address, self._tables, numbers, self._places, _CHUNK)
         self._kernels["pick"].launch(
-            (count, 1, 1), _PICK_THREADS, values.address, self._tables, numbers, self._best.address,
-            self._broken.address, self._blocks, ids.address, self._ranked_ids.address, self._ranked_logs.address,
-            MOST_LOGPROBS, shared_bytes=_PICK_BYTES,
+            (count, 1, 1), _PICK_THREADS, values.address, self._tables, numbers, self._places, self._blocks,
+            ids.address, self._ranked_ids.address, self._ranked_logs.address, MOST_LOGPROBS,
+            shared_bytes=_PICK_BYTES,
         )  # fmt: skip
         drawn = tuple(rows)
         self._remember(drawn)

@@ -2,19 +2,22 @@
 //
 // Nothing is sorted. Every filter keeps a prefix of the candidates in order, so each of them, and the draw itself, is
 // one question: which candidate is the first whose running sum passes a target? ``select`` answers it by narrowing:
-// a histogram of the weights over 128 bins in candidate order, then one over the bin where the sum crosses, until so
-// few candidates are left that each can add up those before it. Weights are whole numbers (2^-36 of the largest), so
-// sums are exact and the same in any order: a draw never depends on how threads were scheduled.
+// a histogram over 128 bins in candidate order, then one over the bin where the sum crosses, until so few candidates
+// are left that each can add up those before it. Weights are whole numbers (2^-36 of the largest), so sums are exact
+// and the same in any order: a draw never depends on how threads were scheduled.
+//
+// Three kernels: ``adjust_logits`` and ``weigh`` share a row among many blocks, ``pick`` has one block a row.
 
 typedef unsigned int uint32;
 typedef unsigned long long uint64;
 
 const int THREADS = 1024;      // of pick
 const int BINS = 128;
-const int COLUMNS = 32;        // copies of the histogram, one a lane, so that lanes never collide
+const int COLUMNS = 32;        // copies of pick's histogram, one a lane, so that lanes never collide
 const int FEW = 1024;          // candidates that are left to the last stage
 const int LOW_BITS = 18;       // of a weight, summed apart: neither half overflows 32 bits up to 2^19 candidates
 const float ONE = 68719476736.0f;  // 2^36, the weight of the largest logit
+const int LEVELS = 12;
 const uint32 SEEN_IN_PROMPT = 0x80000000u;
 
 enum Flags { PENALISED = 1, BIASED = 2, MASKED = 4, GREEDY = 8, COUNTED = 16 };
@@ -40,6 +43,20 @@ struct Tables {
 
 struct Rows {
     unsigned char row[64];
+};
+
+// What the blocks of one draw tell each other.
+struct Exchange {
+    uint64 mass[BINS];   // weights by level-0 bin
+    uint64 likely;       // weights that min-p lets through
+    uint32 count[BINS];
+};
+
+struct Scratch {
+    uint64* best;        // [draws, blocks]: the first candidate of each block
+    uint32* broken;      // [draws, blocks]: whether a raw logit is not finite
+    Exchange* exchange;  // [draws]
+    float* shares;       // [draws, vocabulary]: weight / largest weight
 };
 
 // Order-preserving bits: larger float, larger number. -0 counts as +0.
@@ -71,7 +88,8 @@ __device__ uint64 warp_smallest(uint64 value) {
 // 1. Penalties, bias and mask in place; the best candidate of each block, and whether a raw logit is not finite.
 
 extern "C" __global__ void adjust_logits(
-    float* logits, const __grid_constant__ Tables tables, const __grid_constant__ Rows rows, uint64* best, uint32* broken, int chunk) {
+    float* logits, const __grid_constant__ Tables tables, const __grid_constant__ Rows rows,
+    const __grid_constant__ Scratch scratch, int chunk) {
     const int index = blockIdx.y, row = rows.row[index], vocabulary = tables.vocabulary;
     const RowState state = tables.states[row];
     float* values = logits + (uint64)index * vocabulary;
@@ -80,6 +98,10 @@ extern "C" __global__ void adjust_logits(
     const uint32* mask = tables.mask + (uint64)row * tables.words;
     const bool changes = state.flags & (PENALISED | BIASED | MASKED);
     const int end = min(vocabulary, (int)(blockIdx.x + 1) * chunk);
+    if (blockIdx.x == 0) {
+        uint32* cells = (uint32*)(scratch.exchange + index);
+        for (int cell = threadIdx.x; cell < sizeof(Exchange) / 4; cell += blockDim.x) cells[cell] = 0;
+    }
     uint64 smallest = ~0ull;
     bool bad = false;
     for (int id = blockIdx.x * chunk + threadIdx.x; id < end; id += blockDim.x) {
@@ -109,15 +131,101 @@ extern "C" __global__ void adjust_logits(
     if (threadIdx.x < 32) {
         smallest = warp_smallest(threadIdx.x < (blockDim.x >> 5) ? partial[threadIdx.x] : ~0ull);
         if (threadIdx.x == 0) {
-            best[index * gridDim.x + blockIdx.x] = smallest;
-            broken[index * gridDim.x + blockIdx.x] = any;
+            scratch.best[index * gridDim.x + blockIdx.x] = smallest;
+            scratch.broken[index * gridDim.x + blockIdx.x] = any;
         }
     }
 }
 
-// 2. The pick.
+// The first candidate of a row, and whether the row is usable; the same for every block of the row.
+__device__ uint64 first_candidate(const Scratch& scratch, int index, int blocks, uint64* partial, bool* usable) {
+    uint64 smallest = ~0ull;
+    bool bad = false;
+    for (int block = threadIdx.x; block < blocks; block += blockDim.x) {
+        smallest = smaller(smallest, scratch.best[index * blocks + block]);
+        bad |= scratch.broken[index * blocks + block] != 0;
+    }
+    smallest = warp_smallest(smallest);
+    if ((threadIdx.x & 31) == 0) partial[threadIdx.x >> 5] = smallest;
+    const int any = __syncthreads_or(bad);
+    const int lane = threadIdx.x & 31;
+    smallest = warp_smallest(lane < (blockDim.x >> 5) ? partial[lane] : ~0ull);
+    *usable = !any && is_finite(unordered(~(uint32)(smallest >> 32)));
+    return smallest;
+}
 
-struct Shared {
+struct Search {
+    const float* values;
+    const float* shares;
+    int vocabulary;
+    float largest, bins_per_unit;
+};
+
+__device__ __forceinline__ Search search_of(
+    const float* values, const float* shares, int vocabulary, const RowState& state, uint64 first) {
+    return Search{values, shares, vocabulary, unordered(~(uint32)(first >> 32)), __fdiv_rn(8.0f, state.temperature)};
+}
+
+__device__ __forceinline__ uint64 weight_of(float share) { return __float2ull_rn(share * ONE); }
+
+// The bin of a candidate at a level, given that it lies in the chosen bins of the levels before. Levels 0 and 1 cut
+// the distance from the largest logit evenly, later ones are seven more bits of the candidate each.
+__device__ __forceinline__ int bin_of(const Search& search, int level, float value, uint64 item) {
+    if (level >= 2) {
+        const int shift = 64 - 7 * (level - 1);
+        return (int)((shift >= 0 ? item >> shift : item << 6) & (BINS - 1));
+    }
+    const float distance = (search.largest - value) * search.bins_per_unit;
+    if (!(distance < (float)(BINS - 1))) return level ? 0 : BINS - 1;
+    const int bin = (int)distance;
+    return level ? (int)((distance - (float)bin) * (float)BINS) : bin;
+}
+
+// 2. Weights and their histogram, for rows that draw.
+
+extern "C" __global__ void weigh(
+    const float* logits, const __grid_constant__ Tables tables, const __grid_constant__ Rows rows,
+    const __grid_constant__ Scratch scratch, int chunk) {
+    const int index = blockIdx.y, vocabulary = tables.vocabulary;
+    const RowState state = tables.states[rows.row[index]];
+    if (state.flags & GREEDY) return;
+    __shared__ uint64 partial[32];
+    __shared__ uint32 low[BINS], high[BINS], count[BINS];
+    bool usable;
+    const uint64 first = first_candidate(scratch, index, gridDim.x, partial, &usable);
+    if (!usable) return;
+    const float* values = logits + (uint64)index * vocabulary;
+    float* shares = scratch.shares + (uint64)index * vocabulary;
+    const Search search = search_of(values, shares, vocabulary, state, first);
+    for (int bin = threadIdx.x; bin < BINS; bin += blockDim.x) low[bin] = high[bin] = count[bin] = 0;
+    __syncthreads();
+    uint64 likely = 0;
+    const int end = min(vocabulary, (int)(blockIdx.x + 1) * chunk);
+    for (int id = blockIdx.x * chunk + threadIdx.x; id < end; id += blockDim.x) {
+        const float value = values[id];
+        const float share = expf(__fdiv_rn(value - search.largest, state.temperature));
+        const uint64 weight = weight_of(share);
+        const int bin = bin_of(search, 0, value, 0);
+        shares[id] = share;
+        if (share >= state.min_p) likely += weight;
+        atomicAdd(&low[bin], (uint32)weight & ((1u << LOW_BITS) - 1));
+        atomicAdd(&high[bin], (uint32)(weight >> LOW_BITS));
+        atomicAdd(&count[bin], 1u);
+    }
+    for (int offset = 16; offset; offset >>= 1) likely += __shfl_xor_sync(~0u, likely, offset);
+    Exchange* exchange = scratch.exchange + index;
+    if ((threadIdx.x & 31) == 0 && likely) atomicAdd(&exchange->likely, likely);
+    __syncthreads();
+    for (int bin = threadIdx.x; bin < BINS; bin += blockDim.x) {
+        if (count[bin] == 0) continue;
+        atomicAdd(&exchange->mass[bin], (uint64)low[bin] + ((uint64)high[bin] << LOW_BITS));
+        atomicAdd(&exchange->count[bin], count[bin]);
+    }
+}
+
+// 3. The pick.
+
+struct Histogram {
     uint32 low[BINS][COLUMNS];
     uint32 high[BINS][COLUMNS];
     uint32 count[BINS][COLUMNS];
@@ -128,141 +236,140 @@ struct Shortlist {
     uint64 weights[FEW];
 };
 
-struct Search {
-    const float* values;
-    int vocabulary;
-    float largest, temperature, bins_per_unit;
-    uint64 last;    // candidates behind this one are left out
-    bool counting;  // every weight is 1
+struct Work {
+    uint64 mass[BINS];
+    uint32 count[BINS];
+    int path[LEVELS];
+    uint64 mass_before;
+    uint32 count_before, taken;
+    uint64 candidate, mass_through;
 };
 
-struct Found {
-    uint64 candidate;
-    uint64 through;  // sum up to it, itself included
-};
-
-__device__ __forceinline__ uint64 weight_of(const Search& search, float value) {
-    if (search.counting) return 1;
-    return __float2ull_rn(expf(__fdiv_rn(value - search.largest, search.temperature)) * ONE);
+__device__ __forceinline__ bool lies_in(const Search& search, const Work& work, int levels, float value, uint64 item) {
+    for (int level = 0; level < levels; ++level)
+        if (bin_of(search, level, value, item) != work.path[level]) return false;
+    return true;
 }
 
-// The bin of a candidate at a level, given that it lies in the chosen bins of the levels before. Levels 0 and 1 cut
-// the distance from the largest logit evenly, later ones are seven more bits of the candidate each.
-__device__ __forceinline__ int bin_of(const Search& search, int level, float value, uint64 item) {
-    if (level >= 2) {
-        const int shift = 64 - 7 * (level - 1);
-        return (shift >= 0 ? item >> shift : item << -shift) & (BINS - 1);
-    }
-    const float distance = (search.largest - value) * search.bins_per_unit;
-    if (!(distance < (float)(BINS - 1))) return level ? 0 : BINS - 1;
-    const int bin = (int)distance;
-    return level ? (int)((distance - (float)bin) * (float)BINS) : bin;
-}
-
-__device__ uint64 block_sum(uint64 value, uint64* scratch) {
-    for (int offset = 16; offset; offset >>= 1) value += __shfl_xor_sync(~0u, value, offset);
-    __syncthreads();
-    if ((threadIdx.x & 31) == 0) scratch[threadIdx.x >> 5] = value;
-    __syncthreads();
-    value = scratch[threadIdx.x & 31];
-    for (int offset = 16; offset; offset >>= 1) value += __shfl_xor_sync(~0u, value, offset);
-    return value;
-}
-
-// The first candidate whose running sum exceeds ``target``; the sum of all must exceed it.
-__device__ Found select(const Search& search, uint64 target, Shared* shared, uint64* scratch) {
+// Sums of the bins of ``level``, into ``work``.
+__device__ void histogram(const Search& search, Work& work, int level, Histogram* cells) {
     const int lane = threadIdx.x & 31;
-    __shared__ int path[12];
-    __shared__ uint64 before, bin_sum[BINS];
-    __shared__ uint32 bin_count[BINS], taken;
-    __shared__ Found found;
+    uint32* all = &cells->low[0][0];
+    for (int cell = threadIdx.x; cell < 3 * BINS * COLUMNS; cell += THREADS) all[cell] = 0;
     __syncthreads();
-    if (threadIdx.x == 0) {
-        before = 0;
-        found.candidate = ~0ull;
-        found.through = 0;
+    for (int id = threadIdx.x; id < search.vocabulary; id += THREADS) {
+        const float value = search.values[id];
+        const uint64 item = candidate(value, id);
+        if (!lies_in(search, work, level, value, item)) continue;
+        const uint64 weight = weight_of(search.shares[id]);
+        const int bin = bin_of(search, level, value, item);
+        atomicAdd(&cells->low[bin][lane], (uint32)weight & ((1u << LOW_BITS) - 1));
+        atomicAdd(&cells->high[bin][lane], (uint32)(weight >> LOW_BITS));
+        atomicAdd(&cells->count[bin][lane], 1u);
     }
-    for (int level = 0;; ++level) {
-        uint32* cells = &shared->low[0][0];
-        for (int cell = threadIdx.x; cell < 3 * BINS * COLUMNS; cell += THREADS) cells[cell] = 0;
-        __syncthreads();
-        for (int id = threadIdx.x; id < search.vocabulary; id += THREADS) {
-            const float value = search.values[id];
-            const uint64 item = candidate(value, id);
-            bool inside = item <= search.last;
-            for (int earlier = 0; inside && earlier < level; ++earlier)
-                inside = bin_of(search, earlier, value, item) == path[earlier];
-            if (!inside) continue;
-            const uint64 weight = weight_of(search, value);
-            const int bin = bin_of(search, level, value, item);
-            atomicAdd(&shared->low[bin][lane], (uint32)weight & ((1u << LOW_BITS) - 1));
-            atomicAdd(&shared->high[bin][lane], (uint32)(weight >> LOW_BITS));
-            atomicAdd(&shared->count[bin][lane], 1u);
+    __syncthreads();
+    if (threadIdx.x < BINS) {
+        uint64 low = 0, high = 0;
+        uint32 count = 0;
+        for (int step = 0; step < COLUMNS; ++step) {
+            const int column = (step + threadIdx.x) & (COLUMNS - 1);
+            low += cells->low[threadIdx.x][column];
+            high += cells->high[threadIdx.x][column];
+            count += cells->count[threadIdx.x][column];
         }
-        __syncthreads();
-        if (threadIdx.x < BINS) {
-            uint64 low = 0, high = 0;
-            uint32 count = 0;
-            for (int step = 0; step < COLUMNS; ++step) {
-                const int column = (step + threadIdx.x) & (COLUMNS - 1);
-                low += shared->low[threadIdx.x][column];
-                high += shared->high[threadIdx.x][column];
-                count += shared->count[threadIdx.x][column];
-            }
-            bin_sum[threadIdx.x] = low + (high << LOW_BITS);
-            bin_count[threadIdx.x] = count;
-        }
-        __syncthreads();
-        if (threadIdx.x < 32) {
-            // Four bins a lane: where does the running sum pass the target?
-            uint64 own = 0;
-            for (int part = 0; part < 4; ++part) own += bin_sum[lane * 4 + part];
-            uint64 running = own;
-            for (int offset = 1; offset < 32; offset <<= 1) {
-                const uint64 other = __shfl_up_sync(~0u, running, offset);
-                if (lane >= offset) running += other;
-            }
-            const uint64 start = before;
-            const uint32 passed = __ballot_sync(~0u, start + running > target);
-            if (lane == (passed ? __ffs(passed) - 1 : 31)) {
-                uint64 sum = start + running - own;
-                int bin = lane * 4;
-                for (int part = 0; part < 3 && sum + bin_sum[bin] <= target; ++part) sum += bin_sum[bin++];
-                path[level] = bin;
-                before = sum;
-                taken = 0;
-            }
-        }
-        __syncthreads();
-        if (bin_count[path[level]] <= FEW || level == 11) {
-            Shortlist* list = (Shortlist*)shared;
-            for (int id = threadIdx.x; id < search.vocabulary; id += THREADS) {
-                const float value = search.values[id];
-                const uint64 item = candidate(value, id);
-                bool inside = item <= search.last;
-                for (int earlier = 0; inside && earlier <= level; ++earlier)
-                    inside = bin_of(search, earlier, value, item) == path[earlier];
-                if (!inside) continue;
-                const uint32 slot = atomicAdd(&taken, 1u);
-                list->candidates[slot] = item;
-                list->weights[slot] = weight_of(search, value);
-            }
-            __syncthreads();
-            const int count = taken;
-            if (threadIdx.x < count) {
-                const uint64 own = list->candidates[threadIdx.x], weight = list->weights[threadIdx.x];
-                uint64 sum = before;
-                for (int other = 0; other < count; ++other)
-                    if (list->candidates[other] < own) sum += list->weights[other];
-                if (sum <= target && target < sum + weight) {
-                    found.candidate = own;
-                    found.through = sum + weight;
-                }
-            }
-            __syncthreads();
-            return found;
+        work.mass[threadIdx.x] = low + (high << LOW_BITS);
+        work.count[threadIdx.x] = count;
+    }
+    __syncthreads();
+}
+
+// One warp: the bin where the running sum passes the target becomes the next of the path.
+__device__ void choose_bin(Work& work, int level, bool counting, uint64 target) {
+    const int lane = threadIdx.x & 31;
+    uint64 mass = 0;
+    uint32 count = 0;
+    for (int part = 0; part < 4; ++part) {  // four bins a lane
+        mass += work.mass[lane * 4 + part];
+        count += work.count[lane * 4 + part];
+    }
+    const uint64 own_mass = mass;
+    const uint32 own_count = count;
+    for (int offset = 1; offset < 32; offset <<= 1) {
+        const uint64 other_mass = __shfl_up_sync(~0u, mass, offset);
+        const uint32 other_count = __shfl_up_sync(~0u, count, offset);
+        if (lane >= offset) {
+            mass += other_mass;
+            count += other_count;
         }
     }
+    mass += work.mass_before;
+    count += work.count_before;
+    __syncwarp();
+    const uint32 passed = __ballot_sync(~0u, (counting ? count : mass) > target);
+    if (lane == (passed ? __ffs(passed) - 1 : 31)) {
+        mass -= own_mass;
+        count -= own_count;
+        int bin = lane * 4;
+        for (int part = 0; part < 3; ++part) {
+            const uint64 sum = counting ? (uint64)count + work.count[bin] : mass + work.mass[bin];
+            if (sum > target) break;
+            mass += work.mass[bin];
+            count += work.count[bin];
+            ++bin;
+        }
+        work.path[level] = bin;
+        work.mass_before = mass;
+        work.count_before = count;
+        work.taken = 0;
+    }
+}
+
+// The first candidate whose running sum (of weights, or of ones) exceeds ``target``; the sum of all must exceed it.
+// Leaves it, and the sum of the weights up to it, in ``work``.
+__device__ void select(
+    const Search& search, const Exchange& exchange, bool counting, uint64 target, Work& work, void* memory) {
+    __syncthreads();
+    if (threadIdx.x < BINS) {
+        work.mass[threadIdx.x] = exchange.mass[threadIdx.x];
+        work.count[threadIdx.x] = exchange.count[threadIdx.x];
+    }
+    if (threadIdx.x == 0) work.mass_before = work.count_before = 0;
+    __syncthreads();
+    int level = 0;
+    for (;; ++level) {
+        if (threadIdx.x < 32) choose_bin(work, level, counting, target);
+        __syncthreads();
+        if (work.count[work.path[level]] <= FEW || level == LEVELS - 1) break;
+        histogram(search, work, level + 1, (Histogram*)memory);
+    }
+    Shortlist* list = (Shortlist*)memory;
+    for (int id = threadIdx.x; id < search.vocabulary; id += THREADS) {
+        const float value = search.values[id];
+        const uint64 item = candidate(value, id);
+        if (!lies_in(search, work, level + 1, value, item)) continue;
+        const uint32 slot = atomicAdd(&work.taken, 1u);
+        if (slot < FEW) {
+            list->candidates[slot] = item;
+            list->weights[slot] = weight_of(search.shares[id]);
+        }
+    }
+    __syncthreads();
+    const uint32 count = min(work.taken, (uint32)FEW);
+    if (threadIdx.x < count) {
+        const uint64 own = list->candidates[threadIdx.x], weight = list->weights[threadIdx.x];
+        uint64 mass = work.mass_before, before = work.count_before;
+        for (int other = 0; other < count; ++other) {
+            if (list->candidates[other] >= own) continue;
+            mass += list->weights[other];
+            before += 1;
+        }
+        const uint64 sum = counting ? before : mass, step = counting ? 1 : weight;
+        if (sum <= target && target < sum + step) {
+            work.candidate = own;
+            work.mass_through = mass + weight;
+        }
+    }
+    __syncthreads();
 }
 
 __device__ float uniform(uint32 low, uint32 high, uint32 position) {
@@ -280,33 +387,22 @@ __device__ float uniform(uint32 low, uint32 high, uint32 position) {
     return (float)(c0 >> 8) * 5.9604644775390625e-8f;
 }
 
-__device__ int draw(const float* values, int vocabulary, const RowState& state, float largest, Shared* shared,
-                    uint64* scratch) {
-    Search search{values, vocabulary, largest, state.temperature, __fdiv_rn(8.0f, state.temperature), ~0ull, false};
-    if (state.top_k > 0 && state.top_k < vocabulary) {
-        search.counting = true;
-        search.last = select(search, state.top_k - 1, shared, scratch).candidate;
-        search.counting = false;
+__device__ int draw(const Search& search, const Exchange& exchange, const RowState& state, Work& work, void* memory) {
+    uint64 total = 0;
+    for (int bin = 0; bin < BINS; ++bin) total += exchange.mass[bin];
+    if (state.top_k > 0 && state.top_k < search.vocabulary) {
+        select(search, exchange, true, state.top_k - 1, work, memory);
+        total = work.mass_through;
     }
-    uint64 total = 0, likely = 0;
-    for (int id = threadIdx.x; id < vocabulary; id += THREADS) {
-        if (candidate(values[id], id) > search.last) continue;
-        const float share = expf(__fdiv_rn(values[id] - largest, state.temperature));
-        const uint64 weight = __float2ull_rn(share * ONE);
-        total += weight;
-        if (share >= state.min_p) likely += weight;
-    }
-    total = block_sum(total, scratch);
-    likely = block_sum(likely, scratch);
-    uint64 kept = state.min_p > 0.0f ? likely : total;
+    uint64 kept = state.min_p > 0.0f ? smaller(total, exchange.likely) : total;
     if (state.top_p < 1.0) {
         const uint64 share = (uint64)ceil(state.top_p * (double)total);
-        const uint64 through = select(search, share ? min(share, total) - 1 : 0, shared, scratch).through;
-        kept = smaller(kept, through);
+        select(search, exchange, false, share ? smaller(share, total) - 1 : 0, work, memory);
+        kept = smaller(kept, work.mass_through);
     }
     const double number = (double)uniform(state.seed_low, state.seed_high, (uint32)state.position);
-    const uint64 target = smaller((uint64)(number * (double)kept), kept - 1);
-    return (int)(uint32)select(search, target, shared, scratch).candidate;
+    select(search, exchange, false, smaller((uint64)(number * (double)kept), kept - 1), work, memory);
+    return (int)(uint32)work.candidate;
 }
 
 // Chosen token first, then the most likely, as (id, log probability); ``ranked_*`` [n, limit + 1].
@@ -346,41 +442,42 @@ __device__ void rank(const float* values, int vocabulary, int token, float large
     }
 }
 
-extern "C" __global__ void __launch_bounds__(1024) pick(
-    const float* logits, const __grid_constant__ Tables tables, const __grid_constant__ Rows rows, const uint64* best, const uint32* broken, int blocks,
-    int* token_ids, int* ranked_ids, float* ranked_logs, int limit) {
+extern "C" __global__ void __launch_bounds__(1024, 1) pick(
+    const float* logits, const __grid_constant__ Tables tables, const __grid_constant__ Rows rows,
+    const __grid_constant__ Scratch scratch, int blocks, int* token_ids, int* ranked_ids, float* ranked_logs,
+    int limit) {
     extern __shared__ __align__(16) unsigned char memory[];
-    __shared__ uint64 scratch[32];
-    const int index = blockIdx.x, row = rows.row[index];
+    __shared__ uint64 partial[32];
+    __shared__ Work work;
+    __shared__ Exchange exchange;
+    const int index = blockIdx.x, row = rows.row[index], vocabulary = tables.vocabulary;
     const RowState state = tables.states[row];
-    const float* values = logits + (uint64)index * tables.vocabulary;
+    const float* values = logits + (uint64)index * vocabulary;
     int* ids = ranked_ids + (uint64)index * (limit + 1);
-    uint64 smallest = ~0ull;
-    bool bad = false;
-    for (int block = threadIdx.x; block < blocks; block += THREADS) {
-        smallest = smaller(smallest, best[index * blocks + block]);
-        bad |= broken[index * blocks + block] != 0;
-    }
-    smallest = warp_smallest(smallest);
-    if ((threadIdx.x & 31) == 0) scratch[threadIdx.x >> 5] = smallest;
-    const int any = __syncthreads_or(bad);
-    smallest = warp_smallest(scratch[threadIdx.x & 31]);
-    const float largest = unordered(~(uint32)(smallest >> 32));
-    int token = (int)(uint32)smallest;
-    if (any || !is_finite(largest)) {
+    bool usable;
+    const uint64 first = first_candidate(scratch, index, blocks, partial, &usable);
+    if (!usable) {
         if (threadIdx.x == 0) {
             token_ids[index] = -1;
             ids[0] = -1;
         }
         return;
     }
-    if (!(state.flags & GREEDY)) token = draw(values, tables.vocabulary, state, largest, (Shared*)memory, scratch);
+    int token = (int)(uint32)first;
+    if (!(state.flags & GREEDY)) {
+        const uint32* from = (const uint32*)(scratch.exchange + index);
+        uint32* to = (uint32*)&exchange;
+        for (int cell = threadIdx.x; cell < sizeof(Exchange) / 4; cell += THREADS) to[cell] = from[cell];
+        __syncthreads();
+        const float* shares = scratch.shares + (uint64)index * vocabulary;
+        token = draw(search_of(values, shares, vocabulary, state, first), exchange, state, work, memory);
+    }
     if (state.num_logprobs > 0)
-        rank(values, tables.vocabulary, token, largest, min(state.num_logprobs, limit), ids,
-             ranked_logs + (uint64)index * (limit + 1), scratch);
+        rank(values, vocabulary, token, unordered(~(uint32)(first >> 32)), min(state.num_logprobs, limit), ids,
+             ranked_logs + (uint64)index * (limit + 1), partial);
     if (threadIdx.x == 0) {
         token_ids[index] = token;
-        if (state.flags & COUNTED) tables.counts[(uint64)row * tables.vocabulary + token] += 1;
+        if (state.flags & COUNTED) tables.counts[(uint64)row * vocabulary + token] += 1;
         tables.states[row].position = state.position + 1;
     }
 }
