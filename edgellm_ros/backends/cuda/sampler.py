@@ -21,12 +21,12 @@ from .tensor import CUDAMemory, cuda_tensor
 MOST_ROWS = 64  # of one call; the kernels take the row numbers by value
 MOST_LOGPROBS = 50
 LARGEST_VOCABULARY = 1 << 19  # sums of more weights could overflow the kernels' whole numbers
-_CHUNK = 2048  # logits a block of the first kernel
+_CHUNK = 1024  # logits a block of the first kernel
 _THREADS = 256
 _PICK_THREADS = 1024
 _PICK_BYTES = 3 * 128 * 32 * 4
 _EXCHANGE_BYTES = 128 * 8 + 8 + 128 * 4
-_STATE = struct.Struct("=d5fiI2Iii")
+_STATE = struct.Struct("=d5fiI2Iii4x")
 _PENALISED, _BIASED, _MASKED, _GREEDY, _COUNTED = 1, 2, 4, 8, 16
 _LOW = 0xFFFFFFFF
 

@@ -18,11 +18,12 @@ const int FEW = 1024;          // candidates that are left to the last stage
 const int LOW_BITS = 18;       // of a weight, summed apart: neither half overflows 32 bits up to 2^19 candidates
 const float ONE = 68719476736.0f;  // 2^36, the weight of the largest logit
 const int LEVELS = 12;
+const int AHEAD = 8;           // loads that a thread has under way in a pass over a row
 const uint32 SEEN_IN_PROMPT = 0x80000000u;
 
 enum Flags { PENALISED = 1, BIASED = 2, MASKED = 4, GREEDY = 8, COUNTED = 16 };
 
-struct RowState {  // 56 bytes; the host writes it whole
+struct RowState {  // the host writes it whole
     double top_p;
     float temperature, min_p, repetition, presence, frequency;
     int top_k;
@@ -31,6 +32,7 @@ struct RowState {  // 56 bytes; the host writes it whole
     int num_logprobs;
     int position;
 };
+static_assert(sizeof(RowState) == 56, "the host packs it so");
 
 struct Tables {
     RowState* states;   // [rows]
@@ -51,6 +53,7 @@ struct Exchange {
     uint64 likely;       // weights that min-p lets through
     uint32 count[BINS];
 };
+static_assert(sizeof(Exchange) == 1544, "the host reserves so much");
 
 struct Scratch {
     uint64* best;        // [draws, blocks]: the first candidate of each block
@@ -251,22 +254,35 @@ __device__ __forceinline__ bool lies_in(const Search& search, const Work& work, 
     return true;
 }
 
+// A pass of the whole block over a row, with several loads under way.
+template <typename Action>
+__device__ __forceinline__ void for_each(const Search& search, Action action) {
+    int id = threadIdx.x;
+    for (; id + (AHEAD - 1) * THREADS < search.vocabulary; id += AHEAD * THREADS) {
+        float values[AHEAD];
+#pragma unroll
+        for (int part = 0; part < AHEAD; ++part) values[part] = search.values[id + part * THREADS];
+#pragma unroll
+        for (int part = 0; part < AHEAD; ++part) action(values[part], id + part * THREADS);
+    }
+    for (; id < search.vocabulary; id += THREADS) action(search.values[id], id);
+}
+
 // Sums of the bins of ``level``, into ``work``.
 __device__ void histogram(const Search& search, Work& work, int level, Histogram* cells) {
     const int lane = threadIdx.x & 31;
     uint32* all = &cells->low[0][0];
     for (int cell = threadIdx.x; cell < 3 * BINS * COLUMNS; cell += THREADS) all[cell] = 0;
     __syncthreads();
-    for (int id = threadIdx.x; id < search.vocabulary; id += THREADS) {
-        const float value = search.values[id];
+    for_each(search, [&](float value, int id) {
         const uint64 item = candidate(value, id);
-        if (!lies_in(search, work, level, value, item)) continue;
+        if (!lies_in(search, work, level, value, item)) return;
         const uint64 weight = weight_of(search.shares[id]);
         const int bin = bin_of(search, level, value, item);
         atomicAdd(&cells->low[bin][lane], (uint32)weight & ((1u << LOW_BITS) - 1));
         atomicAdd(&cells->high[bin][lane], (uint32)(weight >> LOW_BITS));
         atomicAdd(&cells->count[bin][lane], 1u);
-    }
+    });
     __syncthreads();
     if (threadIdx.x < BINS) {
         uint64 low = 0, high = 0;
@@ -343,16 +359,15 @@ __device__ void select(
         histogram(search, work, level + 1, (Histogram*)memory);
     }
     Shortlist* list = (Shortlist*)memory;
-    for (int id = threadIdx.x; id < search.vocabulary; id += THREADS) {
-        const float value = search.values[id];
+    for_each(search, [&](float value, int id) {
         const uint64 item = candidate(value, id);
-        if (!lies_in(search, work, level + 1, value, item)) continue;
+        if (!lies_in(search, work, level + 1, value, item)) return;
         const uint32 slot = atomicAdd(&work.taken, 1u);
         if (slot < FEW) {
             list->candidates[slot] = item;
             list->weights[slot] = weight_of(search.shares[id]);
         }
-    }
+    });
     __syncthreads();
     const uint32 count = min(work.taken, (uint32)FEW);
     if (threadIdx.x < count) {
