@@ -122,7 +122,11 @@ class CPUEngine:
         self._bindings.clear()
         self._cache = None
 
-    def run(self, shapes: Mapping[str, tuple[int, ...]], first_row: int = 0) -> None:
+    def length_bucket(self, positions: int) -> int:
+        """0: its cost follows the lengths in use by itself."""
+        return 0
+
+    def run(self, shapes: Mapping[str, tuple[int, ...]], first_row: int = 0, cache_length: int = 0) -> None:
         """Run once; returns when it is done.
 
         :raises BackendError: a tensor is not bound or too small, or ONNX Runtime refused or failed.

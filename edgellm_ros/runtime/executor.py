@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from ..backends.base import Backend, CacheLayout, Captured, DataType, RopeKind, SamplingRow, Tensor
-from ..engine_format import EMBEDDING_FILE, GRAPH_FILE, PLAN_FILE, EngineDirectory
+from ..engine_format import EMBEDDING_FILE, EngineDirectory
 from ..errors import BackendError, EdgeLLMError, EngineDirectoryError
 
 NOT_FINITE = -1  # the id that the sampler gives for logits that are not finite
@@ -46,7 +46,8 @@ class _Call:
     last_token_index: Tensor
     logits: Tensor  # [B,V]
     sampled: Tensor  # [B]
-    step: Captured
+    prefill: Callable[[], None]  # of too many sizes to be worth recording
+    step: Captured  # decode
 
 
 class ModelExecutor:
@@ -65,9 +66,8 @@ class ModelExecutor:
         self.prefill_chunk = min(prefill_chunk, config.limits.max_input_len)
         self.observer: StepObserver | None = None
         self._backend = backend
-        plan = PLAN_FILE in directory.manifest.files and GRAPH_FILE not in directory.manifest.files
         layout = CacheLayout(config.kv_layers, _cache_dtype(config.kv_cache_dtype))
-        self._engine = backend.open_engine(directory.path / (PLAN_FILE if plan else GRAPH_FILE), cache_layout=layout)
+        self._engine = backend.open_engine(directory.path, cache_layout=layout)
         self.embeddings = backend.open_embeddings(directory.path / EMBEDDING_FILE, scale=config.embedding_scale)
         self._ropes = {
             kind: RopeKind(kind, tuple(rope.inverse_frequency), rope.scale) for kind, rope in config.rope.items()
@@ -78,7 +78,9 @@ class ModelExecutor:
         self._hidden_size = config.hidden_size
         self._tensors = self._allocate()
         self._check_inputs()
-        self._calls: dict[tuple[int, int, int], _Call] = {}
+        self._calls: dict[tuple[int, int, int, int], _Call] = {}
+        # Token ids and past lengths that the device holds already, as the last decode step left them.
+        self._standing: tuple[list[int], list[int]] | None = None
         self._host = np.zeros((5, max(self.limits.max_batch_size, self.prefill_chunk)), np.int32)
 
     # -- construction ------------------------------------------------------------------------------------------
@@ -100,7 +102,6 @@ class ModelExecutor:
         tensors = {name: self._backend.allocate(shape, dtype) for name, (shape, dtype) in shapes.items()}
         self._token_ids = self._backend.allocate((positions,), DataType.INT32)
         self._positions = self._backend.allocate((positions,), DataType.INT32)
-        self._sampled = self._backend.allocate((rows,), DataType.INT32)
         return tensors
 
     def _check_inputs(self) -> None:
@@ -141,7 +142,8 @@ class ModelExecutor:
         end = min(start + self.prefill_chunk, len(prompt_ids))
         count = end - start
         chunk = min(_bucket(count), self.prefill_chunk, self.limits.max_kv_cache_capacity - start)
-        call = self._call(1, chunk, row)
+        call = self._call(1, chunk, row, start + chunk)
+        self._standing = None
         tokens = self._host[0, :chunk]
         tokens[:count] = prompt_ids[start:end]
         tokens[count:] = tokens[count - 1]
@@ -151,7 +153,7 @@ class ModelExecutor:
             call.token_ids.write(tokens.reshape(1, chunk))
             call.positions.write(positions.reshape(1, chunk))
             self._write_lengths(call, 1, (start,), count)
-            call.step.run()
+            call.prefill()
             if end < len(prompt_ids):
                 self._backend.synchronize()
                 return end, None
@@ -163,20 +165,25 @@ class ModelExecutor:
 
         :raises BackendError: the engine failed or was abandoned by the observer.
         """
+        call = self._call(len(token_ids), 1, 0, max(past_lengths) + 1)
+        standing, self._standing = self._standing, None
+        with _Work(self.observer):
+            if standing != (list(token_ids), list(past_lengths)):
+                self._write_step(call, token_ids, past_lengths)
+            call.step.run()
+            sampled: list[int] = self._backend.read_async(call.sampled).wait().tolist()
+        self._standing = (sampled, [length + 1 for length in past_lengths])
+        return list(sampled)
+
+    def _write_step(self, call: _Call, token_ids: Sequence[int], past_lengths: Sequence[int]) -> None:
         batch = len(token_ids)
-        call = self._call(batch, 1, 0)
         tokens = self._host[0, :batch]
         tokens[:] = token_ids
         positions = self._host[1, :batch]
         positions[:] = past_lengths
-        with _Work(self.observer):
-            call.token_ids.write(tokens.reshape(batch, 1))
-            call.positions.write(positions.reshape(batch, 1))
-            self._write_lengths(call, batch, past_lengths, 1)
-            call.step.run()
-            self._sampler.sample(call.logits, range(batch), call.sampled)
-            sampled: list[int] = self._backend.read_async(call.sampled).wait().tolist()
-            return sampled
+        call.token_ids.write(tokens.reshape(batch, 1))
+        call.positions.write(positions.reshape(batch, 1))
+        self._write_lengths(call, batch, past_lengths, 1)
 
     def _write_lengths(self, call: _Call, batch: int, past: Sequence[int], count: int) -> None:
         """Every row holds ``count`` valid positions after its ``past``."""
@@ -188,14 +195,14 @@ class ModelExecutor:
         call.query_length.write(values[1])
         call.last_token_index.write(values[2].reshape(batch, 1))
 
-    def _call(self, batch: int, chunk: int, first_row: int) -> _Call:
-        key = (batch, chunk, first_row)
+    def _call(self, batch: int, chunk: int, first_row: int, positions: int) -> _Call:
+        key = (batch, chunk, first_row, self._engine.length_bucket(positions))
         call = self._calls.get(key)
         if call is None:
             call = self._calls[key] = self._make_call(*key)
         return call
 
-    def _make_call(self, batch: int, chunk: int, first_row: int) -> _Call:
+    def _make_call(self, batch: int, chunk: int, first_row: int, bucket: int) -> _Call:
         token_ids = self._token_ids.prefix((batch, chunk))
         positions = self._positions.prefix((batch, chunk))
         shapes: dict[str, tuple[int, ...]] = {
@@ -215,23 +222,34 @@ class ModelExecutor:
                 ropes.append((rope, cosine, sine))
         shapes = {name: shape for name, shape in shapes.items() if name in self._tensors}
         embeds = self._tensors["inputs_embeds"].prefix(shapes["inputs_embeds"])
-        backend, engine, table = self._backend, self._engine, self.embeddings
+        logits = self._tensors["logits"].prefix((batch, self.vocab_size))
+        past_length = self._length_tensor("past_length", (batch,))
+        sampled = self._token_ids.prefix((batch,))  # where the next step looks for its ids
+        backend, engine, table, sampler = self._backend, self._engine, self.embeddings, self._sampler
+        rows = range(batch)
 
-        def step() -> None:
+        def run_engine() -> None:
             backend.gather_embeddings(table, token_ids, embeds)
             for rope, cosine, sine in ropes:
                 backend.rope_tables(rope, positions, cosine, sine)
-            engine.run(shapes, first_row)
+            engine.run(shapes, first_row, bucket)
+
+        def decode() -> None:
+            """One token further, all of it on the device, and ready for the step after it."""
+            run_engine()
+            sampler.sample(logits, rows, sampled)
+            backend.advance((positions, past_length))
 
         return _Call(
             token_ids=token_ids,
             positions=positions,
-            past_length=self._length_tensor("past_length", (batch,)),
+            past_length=past_length,
             query_length=self._length_tensor("query_length", (batch,)),
             last_token_index=self._length_tensor("last_token_index", (batch, 1)),
-            logits=self._tensors["logits"].prefix((batch, self.vocab_size)),
-            sampled=self._sampled.prefix((batch,)),
-            step=_Direct(step) if chunk > 1 else backend.capture((batch, chunk, first_row), step),
+            logits=logits,
+            sampled=sampled,
+            prefill=run_engine,
+            step=backend.capture((batch, chunk, first_row, bucket), decode),
         )
 
     def _length_tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -242,13 +260,25 @@ class ModelExecutor:
     # -- the rest ----------------------------------------------------------------------------------------------
 
     def capture_decode_steps(self) -> bool:
-        """Record the decode step of every batch size; False where the backend could not (steps then run eagerly)."""
+        """Record the decode step of every batch size and length bucket; False where one of them runs eagerly.
+
+        Like ``warm_up``, only while no sequence is seated.
+        """
+        capacity = self.limits.max_kv_cache_capacity
+        buckets = [self._engine.length_bucket(1)]
+        while 0 < buckets[-1] < capacity:
+            buckets.append(self._engine.length_bucket(buckets[-1] + 1))
+        for row in range(self.limits.max_batch_size):
+            self.start_row(row, SamplingRow(), [0])
+        recorded = True
         try:
             for batch in range(1, self.limits.max_batch_size + 1):
-                self._call(batch, 1, 0)
+                for bucket in buckets:
+                    self.decode([0] * batch, [max(0, bucket - 1)] * batch)
+                    recorded &= self._call(batch, 1, 0, bucket).step.record()
         except BackendError:
             return False
-        return True
+        return recorded
 
     def warm_up(self, max_batch_size: int = 0) -> None:
         """Run one prefill chunk and one decode step of each batch size, so that the first request finds all ready.
@@ -276,15 +306,6 @@ class ModelExecutor:
     def close(self) -> None:
         """Free the engine."""
         self._engine.close()
-
-
-class _Direct:
-    """A prefill call: of too many sizes to be worth recording."""
-
-    __slots__ = ("run",)
-
-    def __init__(self, step: Callable[[], None]) -> None:
-        self.run = step
 
 
 class _Work:
