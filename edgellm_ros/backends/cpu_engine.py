@@ -44,8 +44,7 @@ class CPUEngine:
         self._run_options.log_severity_level = _FATAL
         self._bound: dict[str, HostTensor] = {}
         self._cache: CPUKVCache | None = None
-        # With each binding what its caches need for a run, and the tensors and the cache whose addresses it holds:
-        # they must outlive a run under way.
+        # With each binding its state and the tensors and cache whose addresses it holds: they must outlive a run.
         self._bindings: dict[object, tuple[Any, Any, object]] = {}
         self._inputs: dict[str, TensorSpec] = {}
         self._outputs: dict[str, TensorSpec] = {}
@@ -123,7 +122,11 @@ class CPUEngine:
         self._bindings.clear()
         self._cache = None
 
-    def run(self, shapes: Mapping[str, tuple[int, ...]], first_row: int = 0) -> None:
+    def length_bucket(self, positions: int) -> int:
+        """0: its cost follows the lengths in use by itself."""
+        return 0
+
+    def run(self, shapes: Mapping[str, tuple[int, ...]], first_row: int = 0, cache_length: int = 0) -> None:
         """Run once; returns when it is done.
 
         :raises BackendError: a tensor is not bound or too small, or ONNX Runtime refused or failed.
@@ -139,7 +142,7 @@ class CPUEngine:
             if len(self._bindings) >= _MOST_BINDINGS:
                 self._bindings.pop(next(iter(self._bindings)))
             self._bindings[key] = made
-        binding, state, _kept = made
+        binding, state, _held = made
         if past is not None:
             self._caches.before(state)
         try:
@@ -187,16 +190,16 @@ class CPUEngine:
             bind = binding.bind_input if name in self._inputs else binding.bind_output
             element = _ONNX_BFLOAT16 if spec.dtype is DataType.BFLOAT16 else spec.dtype.numpy.type
             bind(name, "cpu", 0, element, list(shape), address)
-        kept = (list(self._bound.values()), self._cache)
+        held = (list(self._bound.values()), self._cache)
         if not self._caches.layout.layers:
-            return binding, None, kept
+            return binding, None, held
         cache = self._cache
         if cache is None:
             raise MisuseError(f"{self._path} has no cache; call bind_cache first.")
         batch, chunk = (*shapes.get("inputs_embeds", next(iter(shapes.values()))), 1)[:2]
         if first_row < 0 or first_row + batch > cache.rows:
             raise BackendError(f"rows {first_row}..{first_row + batch} were run; the cache has {cache.rows}.")
-        return binding, self._caches.bind(binding, cache, first_row, batch, chunk, prefix), kept
+        return binding, self._caches.bind(binding, cache, first_row, batch, chunk, prefix), held
 
     def close(self) -> None:
         """End a run under way in another thread and let go of everything; a second call does nothing."""

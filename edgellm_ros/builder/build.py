@@ -68,7 +68,7 @@ class BuildPlan:
         return {
             GRAPH_FILE: len(self.graph_files.model),
             DATA_FILE: self.graph_files.data_size,
-            EMBEDDING_FILE: embedding_size(self.embedding.shape),
+            EMBEDDING_FILE: embedding_size(self.embedding.shape, self.graph.element),
             CONFIG_FILE: len(_dump(self.config.to_json())),
             **{name: len(content) for name, content in self.tokenizer_files.items()},
         }
@@ -129,7 +129,7 @@ def plan_build(checkpoint: Checkpoint, *, precision: str, limits: BuilderLimits 
     check_tensors(config, checkpoint.shapes)
     weights = {name: checkpoint_weight(checkpoint, name) for name in decoder_tensors(config)}
     embedding = weights[EMBEDDING]
-    shared = SharedTensor(EMBEDDING_FILE, len(embedding_header(embedding.shape)))
+    shared = SharedTensor(EMBEDDING_FILE, len(embedding_header(embedding.shape, stored.element)))
     graph = Graph(target, stored, limits.max_kv_cache_capacity, {EMBEDDING: shared})
     build_decoder(graph, config, weights)
     for token in checkpoint.eos_token_ids:
@@ -142,7 +142,7 @@ def plan_build(checkpoint: Checkpoint, *, precision: str, limits: BuilderLimits 
         num_hidden_layers=config.num_hidden_layers,
         num_attention_heads=config.num_attention_heads,
         kv_layers=config.kv_layers,
-        kv_cache_dtype="float32",
+        kv_cache_dtype=stored.element,
         rope=config.rope,
         eos_token_id=checkpoint.eos_token_ids,
         limits=limits,
@@ -189,7 +189,7 @@ def _write_file(path: Path, content: bytes) -> None:
 
 
 def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: ProgressCallback) -> None:
-    total = plan.graph_files.data_size + embedding_size(plan.embedding.shape)
+    total = plan.graph_files.data_size + embedding_size(plan.embedding.shape, plan.graph.element)
     done = 0
 
     def step(count: int) -> None:
@@ -198,7 +198,7 @@ def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: Progres
         progress(Progress("writing weights", done, total))
 
     write_weights(plan.graph, plan.graph_files, directory / DATA_FILE, step)
-    write_embedding(plan.embedding, directory / EMBEDDING_FILE, step)
+    write_embedding(plan.embedding, directory / EMBEDDING_FILE, step, plan.graph.element)
     _write_file(directory / GRAPH_FILE, plan.graph_files.model)
     _write_file(directory / CONFIG_FILE, _dump(plan.config.to_json()))
     for name, content in plan.tokenizer_files.items():
@@ -231,7 +231,7 @@ def build_engine(
     lowering: str = "onnxruntime",
     random_seed: int | None = None,
 ) -> Path:
-    """Build ``output`` from a Hugging Face folder, a ``.gguf`` file or the word ``smollm2``; returns its path.
+    """Build ``output`` from a Hugging Face folder, a ``.gguf`` file or a name of ``WHEEL_MODELS``; returns its path.
 
     With ``random_seed`` only a ``config.json`` is read of ``source``, and the weights are random.
 

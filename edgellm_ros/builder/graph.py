@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..engine_format import GRAPH_FILE
-from .quantize import Precision, float32_bands
+from .quantize import Precision, element_bands
 from .weights import Weight
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class SharedTensor:
-    """Where a float32 matrix lies already, so that the graph need not hold a second copy."""
+    """Where a matrix of elements lies already, so that the graph need not hold a second copy."""
 
     file: str
     offset: int
@@ -112,13 +112,30 @@ class Graph:
         return Value(name)
 
     def output(self, value: Value, name: str, dtype: str, shape: Sequence[Dimension]) -> None:
-        """Give ``value`` to the caller as the output ``name``."""
-        self.nodes.append(Node("Identity", "", (value.name,), (name,), {}))
+        """Give ``value``, an element, to the caller as the output ``name`` of type ``dtype``."""
+        if dtype == self.element:
+            self.nodes.append(Node("Identity", "", (value.name,), (name,), {}))
+        else:
+            self.nodes.append(Node("Cast", "", (value.name,), (name,), {"to": dtype}))
         self.outputs.append(TensorInfo(name, dtype, tuple(shape)))
 
     def declare_output(self, name: str, dtype: str, shape: Sequence[Dimension]) -> None:
         """Declare an output that a node writes under that very name (a cache, which may not pass through a copy)."""
         self.outputs.append(TensorInfo(name, dtype, tuple(shape)))
+
+    @property
+    def element(self) -> str:
+        """What is computed with, a NumPy name."""
+        return self.precision.element
+
+    def as_element(self, name: str) -> Value:
+        """A float32 input as an element; once per graph."""
+        if self.element == "float32":
+            return Value(name)
+        key = f"element {name}"
+        if key not in self.remembered:
+            (self.remembered[key],) = self.node("Cast", [Value(name)], to=self.element)
+        return self.remembered[key]
 
     def node(
         self,
@@ -149,24 +166,26 @@ class Graph:
         return Value(name)
 
     def parameter(self, weight: Weight) -> Value:
-        """A weight as float32, in its own orientation."""
-        stored = StoredTensor(weight.name, "float32", weight.shape)
+        """A weight as elements, in its own orientation."""
+        stored = StoredTensor(weight.name, self.element, weight.shape)
         shared = self.shared.get(weight.name)
         if shared is not None:
             self.references.append((stored, shared))
         else:
             self.parameters.append(
-                Parameter(weight.name, (stored,), lambda: ((band,) for band in float32_bands(weight)))
+                Parameter(weight.name, (stored,), lambda: ((band,) for band in element_bands(weight, self.element)))
             )
         return Value(stored.name)
 
     def transposed_parameter(self, weight: Weight) -> Value:
-        """A matrix as float32 [columns, rows]; one that lies in another file is turned by a node."""
+        """A matrix as elements [columns, rows]; one that lies in another file is turned by a node."""
         if weight.name in self.shared:
             return self.node("Transpose", [self.parameter(weight)], perm=[1, 0])[0]
-        stored = StoredTensor(f"{weight.name}.transposed", "float32", weight.shape[::-1])
+        stored = StoredTensor(f"{weight.name}.transposed", self.element, weight.shape[::-1])
         self.parameters.append(
-            Parameter(weight.name, (stored,), lambda: ((band.T,) for band in float32_bands(weight)), axis=1)
+            Parameter(
+                weight.name, (stored,), lambda: ((band.T,) for band in element_bands(weight, self.element)), axis=1
+            )
         )
         return Value(stored.name)
 
@@ -208,8 +227,8 @@ class Graph:
 
     def softcap(self, x: Value, cap: float) -> Value:
         """``cap * tanh(x / cap)``: bounded, and nearly x where x is small."""
-        (bounded,) = self.node("Tanh", [self.mul(x, self.constant(np.array(1 / cap, dtype=np.float32)))])
-        return self.mul(bounded, self.constant(np.array(cap, dtype=np.float32)))
+        (bounded,) = self.node("Tanh", [self.mul(x, self.constant(np.array(1 / cap, dtype=self.element)))])
+        return self.mul(bounded, self.constant(np.array(cap, dtype=self.element)))
 
     def add(self, left: Value, right: Value) -> Value:
         """Sum."""

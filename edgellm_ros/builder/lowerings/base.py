@@ -54,19 +54,25 @@ def whole(graph: Graph, *numbers: int) -> Value:
 
 
 def real(graph: Graph, number: float) -> Value:
-    """A constant float32 scalar."""
-    return graph.constant(np.array(number, dtype=np.float32))
+    """A constant scalar element."""
+    return graph.constant(np.array(number, dtype=graph.element))
+
+
+def dimension(graph: Graph, x: Value, axis: int) -> Value:
+    """Length of one axis, an int64 scalar. TensorRT 8 ignores the bounds that ``Shape`` itself may have."""
+    (shape,) = graph.node("Shape", [x])
+    return graph.node("Gather", [shape, graph.constant(np.array(axis, dtype=np.int64))], axis=0)[0]
 
 
 def declare_common_inputs(graph: Graph, hidden_size: int, rope: Mapping[str, int]) -> Value:
-    """The inputs that every lowering has, in the order of ``engine_format``; returns ``inputs_embeds``."""
-    embeddings = graph.input("inputs_embeds", "float32", [BATCH, SEQUENCE, hidden_size])
+    """The inputs that every lowering has, in the order of ``engine_format``; returns ``inputs_embeds`` as elements."""
+    graph.input("inputs_embeds", "float32", [BATCH, SEQUENCE, hidden_size])
     for kind, width in rope.items():
         for table in (f"rope_cos_{kind}", f"rope_sin_{kind}"):
             graph.input(table, "float32", [BATCH, SEQUENCE, width])
     graph.input("past_length", "int32", [BATCH])
     graph.input("last_token_index", "int32", [BATCH, ROWS])
-    return embeddings
+    return graph.as_element("inputs_embeds")
 
 
 def gather_positions(graph: Graph, x: Value, index: Value) -> Value:
@@ -90,8 +96,7 @@ def merge_heads(graph: Graph, x: Value, shape: AttentionShape) -> Value:
 def query_positions(graph: Graph) -> Value:
     """Position of every query, int32 [B,S], from ``past_length``; once per graph."""
     if "query_positions" not in graph.remembered:
-        (size,) = graph.node("Shape", [Value("inputs_embeds")], start=1, end=2)
-        (length,) = graph.node("Squeeze", [size])
+        length = dimension(graph, Value("inputs_embeds"), 1)
         count = [graph.constant(np.array(number, dtype=np.int64)) for number in (0, 1)]
         (index,) = graph.node("Range", [count[0], length, count[1]])
         (index,) = graph.node("Cast", [index], to="int32")
@@ -120,7 +125,7 @@ def attention_by_parts(
     """Attention without an attention operator: [B,heads,S,head_dim].
 
     query [B,heads,S,head_dim]; keys [B,kv_heads,head_dim,T], turned already; values [B,kv_heads,T,head_dim]; bias
-    float32 [B,1,S,T]. Queries of one key head are multiplied together, so that no key is copied.
+    [B,1,S,T]. Queries of one key head are multiplied together, so that no key is copied.
     """
     grouped = whole(graph, 0, shape.kv_heads, -1, shape.head_dim)
     (rows,) = graph.node("Reshape", [query, grouped])
@@ -136,4 +141,4 @@ def attention_by_parts(
 
 def bias_of(graph: Graph, seen: Value) -> Value:
     """0 where a key is seen, a large negative number elsewhere."""
-    return graph.node("Where", [seen, real(graph, 0.0), real(graph, -1e9)])[0]
+    return graph.node("Where", [seen, real(graph, 0.0), real(graph, -1e9 if graph.element == "float32" else -6e4)])[0]

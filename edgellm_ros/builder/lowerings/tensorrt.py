@@ -38,7 +38,7 @@ class TensorRTLowering:
     name = "tensorrt"
     opsets: Mapping[str, int] = {"": 24}
     ir_version = 11
-    precisions: Sequence[str] = ("fp32", "int8")
+    precisions: Sequence[str] = ("fp32", "fp16", "int8")
 
     def declare_inputs(self, graph: Graph, hidden_size: int, rope: Mapping[str, int]) -> Value:
         """See ``Lowering``."""
@@ -46,7 +46,7 @@ class TensorRTLowering:
 
     def linear(self, graph: Graph, x: Value, weight: Weight, bias: Weight | None) -> Value:
         """See ``Lowering``."""
-        matrix = graph.transposed_parameter(weight) if graph.precision.bits == 32 else self._int8(graph, weight)
+        matrix = graph.transposed_parameter(weight) if graph.precision.bits >= 16 else self._int8(graph, weight)
         (y,) = graph.node("MatMul", [x, matrix])
         return y if bias is None else graph.add(y, graph.parameter(bias))
 
@@ -92,13 +92,15 @@ class TensorRTLowering:
         (x,) = graph.node("Transpose", [split_heads(graph, x, heads, shape.head_dim)], perm=[0, 2, 1, 3])
         if rope is None:
             return x
-        return graph.node("RotaryEmbedding", [x, Value(f"rope_cos_{rope}"), Value(f"rope_sin_{rope}")])[0]
+        return graph.node(
+            "RotaryEmbedding", [x, graph.as_element(f"rope_cos_{rope}"), graph.as_element(f"rope_sin_{rope}")]
+        )[0]
 
     def _append(self, graph: Graph, new: Value, name: str, shape: AttentionShape) -> Value:
         """Write the chunk into the cache, in place; returns the cache."""
         cache: list[Dimension] = [BATCH, shape.kv_heads, graph.capacity, shape.head_dim]
-        past = graph.input(f"past_{name}", "float32", cache)
-        graph.declare_output(f"present_{name}", "float32", cache)
+        past = graph.input(f"past_{name}", graph.element, cache)
+        graph.declare_output(f"present_{name}", graph.element, cache)
         if "write_index" not in graph.remembered:
             (graph.remembered["write_index"],) = graph.node("Cast", [Value("past_length")], to="int64")
         return graph.node(

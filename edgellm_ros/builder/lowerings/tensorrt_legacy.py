@@ -23,6 +23,7 @@ from .base import (
     attention_by_parts,
     bias_of,
     declare_common_inputs,
+    dimension,
     gather_positions,
     merge_heads,
     query_positions,
@@ -41,7 +42,7 @@ class TensorRTLegacyLowering:
     name = "tensorrt_legacy"
     opsets: Mapping[str, int] = {"": 17}
     ir_version = 8
-    precisions: Sequence[str] = ("fp32",)
+    precisions: Sequence[str] = ("fp32", "fp16")
 
     def declare_inputs(self, graph: Graph, hidden_size: int, rope: Mapping[str, int]) -> Value:
         """See ``Lowering``."""
@@ -53,10 +54,14 @@ class TensorRTLegacyLowering:
         return y if bias is None else graph.add(y, graph.parameter(bias))
 
     def rms_norm(self, graph: Graph, x: Value, weight: Weight, epsilon: float) -> Value:
-        """See ``Lowering``."""
-        (mean,) = graph.node("ReduceMean", [graph.mul(x, x)], axes=[-1], keepdims=1)
-        (size,) = graph.node("Sqrt", [graph.add(mean, real(graph, epsilon))])
-        (unit,) = graph.node("Div", [x, size])
+        """See ``Lowering``: in float32 throughout, since the square of an activation may be beyond float16."""
+        wide = x if graph.element == "float32" else graph.node("Cast", [x], to="float32")[0]
+        (mean,) = graph.node("ReduceMean", [graph.mul(wide, wide)], axes=[-1], keepdims=1)
+        small = graph.constant(np.array(epsilon, dtype=np.float32))
+        (size,) = graph.node("Sqrt", [graph.add(mean, small)])
+        (unit,) = graph.node("Div", [wide, size])
+        if graph.element != "float32":
+            (unit,) = graph.node("Cast", [unit], to=graph.element)
         return graph.mul(unit, graph.parameter(weight))
 
     def gelu_tanh(self, graph: Graph, x: Value) -> Value:
@@ -92,7 +97,7 @@ class TensorRTLegacyLowering:
     def _table(self, graph: Graph, name: str) -> Value:
         """A rope table with an axis for the heads; once per graph."""
         if name not in graph.remembered:
-            (graph.remembered[name],) = graph.node("Unsqueeze", [Value(name), whole(graph, 2)])
+            (graph.remembered[name],) = graph.node("Unsqueeze", [graph.as_element(name), whole(graph, 2)])
         return graph.remembered[name]
 
     def _extend(
@@ -100,16 +105,15 @@ class TensorRTLegacyLowering:
     ) -> Value:
         """The prefix of the cache with the chunk behind it, each turned first; the chunk also goes out."""
         cache: list[Dimension] = [PREFIX, BATCH, shape.kv_heads, shape.head_dim]
-        past = graph.input(f"past_{name}", "float32", cache)
-        graph.output(new, f"new_{name}", "float32", [BATCH, SEQUENCE, shape.kv_heads, shape.head_dim])
+        past = graph.input(f"past_{name}", graph.element, cache)
+        graph.output(new, f"new_{name}", graph.element, [BATCH, SEQUENCE, shape.kv_heads, shape.head_dim])
         parts = [graph.node("Transpose", [part], perm=turn)[0] for part, turn in zip((past, new), turns, strict=True)]
         return graph.node("Concat", parts, axis=axis)[0]
 
     def _key_positions(self, graph: Graph) -> Value:
         """Position of every key, int32 [B,1,1,P+S]; a slot of the prefix that its row has not reached is unseen."""
         if "key_positions" not in graph.remembered:
-            (size,) = graph.node("Shape", [Value("past_key_0")], start=0, end=1)
-            (length,) = graph.node("Squeeze", [size])
+            length = dimension(graph, Value("past_key_0"), 0)
             count = [graph.constant(np.array(number, dtype=np.int64)) for number in (0, 1)]
             (index,) = graph.node("Range", [count[0], length, count[1]])
             (index,) = graph.node("Cast", [index], to="int32")
