@@ -53,9 +53,11 @@ def cases() -> dict[str, tuple[Mapping[str, Any], str, BuilderLimits]]:
     found: dict[str, tuple[Mapping[str, Any], str, BuilderLimits]] = {}
     for family, config in TINY_FAMILIES.items():
         found[f"{family} fp32"] = (config, "fp32", LIMITS)
+        found[f"{family} fp16"] = ({**config, "head_dim": 64}, "fp16", LIMITS)
     for family in ("llama", "gemma3"):
         found[f"{family} int8"] = ({**TINY_FAMILIES[family], **WHOLE_BLOCKS}, "int8", LIMITS)
-    found["SmolLM2 135M fp32"] = (SMOLLM2, "fp32", BuilderLimits(1, 512, 2048))
+    for precision in ("fp32", "fp16"):
+        found[f"SmolLM2 135M {precision}"] = (SMOLLM2, precision, BuilderLimits(1, 512, 2048))
     return found
 
 
