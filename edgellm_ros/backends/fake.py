@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..engine_format import read_json
 from ..errors import BackendError, MisuseError
+from ..json_values import read_json
 from .base import CacheLayout, DataType, EngineCapabilities, KVCache, Tensor, TensorSpec
 from .fake_directory import (
     FAKE_FILE,

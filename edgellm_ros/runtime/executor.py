@@ -119,6 +119,19 @@ class ModelExecutor:
         if "logits" not in self._engine.outputs:
             raise EngineDirectoryError("the graph has no output 'logits'; build the engine directory again.")
         self._tensors = {name: tensor for name, tensor in self._tensors.items() if name in names}
+        for name, spec in {**self._engine.inputs, **self._engine.outputs}.items():
+            width = self._tensors[name].shape[-1]
+            if len(spec.shape) == 3 and spec.shape[2] not in (-1, width):
+                raise EngineDirectoryError(
+                    f"{name!r} of the graph holds {spec.shape[2]} numbers a position and config.json wants {width}; "
+                    "build the engine directory again."
+                )
+        rows, width = self.embeddings.shape
+        if rows < self.vocab_size or width != self._hidden_size:
+            raise EngineDirectoryError(
+                f"{EMBEDDING_FILE} holds [{rows}, {width}] and config.json wants [{self.vocab_size}, "
+                f"{self._hidden_size}]; build the engine directory again."
+            )
         for name, tensor in self._tensors.items():
             self._engine.bind(name, tensor)
 

@@ -18,8 +18,9 @@ from typing import Any
 
 import tokenizers
 
-from ..engine_format import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, read_json
+from ..engine_format import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from ..errors import EngineDirectoryError, RefusalCode, RequestError
+from ..json_values import read_json, read_text
 from .chat_template import ChatTemplate, load_chat_template
 from .pieces import PieceDecoder
 from .request import Message, SpecialTokenPolicy
@@ -75,12 +76,7 @@ class Tokenizer:
         :raises EngineDirectoryError: a file is missing, cannot be read, or does not hold what it should.
         """
         path = Path(path)
-        try:
-            definition = (path / TOKENIZER_FILE).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise EngineDirectoryError(
-                f"{path / TOKENIZER_FILE} cannot be read ({error}); build the engine directory again."
-            ) from None
+        definition = read_text(path / TOKENIZER_FILE)
         config_path = path / TOKENIZER_CONFIG_FILE
         configuration = read_json(config_path) if config_path.is_file() else {}
         return cls(definition, configuration, load_chat_template(path, configuration))
@@ -171,6 +167,7 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
                 enable_thinking=enable_thinking,
             )
+            rendered = _valid(rendered)
         count = len(nonce.originals)
         if count and special_tokens is SpecialTokenPolicy.REJECT:
             raise RequestError(
@@ -201,12 +198,16 @@ class Tokenizer:
             return text
         while True:  # a normaliser may still turn other text into a control token
             encoding = self._full.encode(text, add_special_tokens=False)
-            for token, (start, end) in zip(reversed(encoding.ids), reversed(encoding.offsets), strict=True):
-                if self._written_as_control(token, text[start:end]) and text[start:end] not in keep:
-                    text = text[:start] + nonce.name(text[start:end]) + text[end:]
-                    break
-            else:
+            parts: list[str] = []
+            done = 0
+            for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+                found = text[start:end]
+                if start >= done and found not in keep and self._written_as_control(token, found):
+                    parts += (text[done:start], nonce.name(found))
+                    done = end
+            if not parts:
                 return text
+            text = "".join(parts) + text[done:]
 
     def _encode_marked(self, text: str, nonce: _Nonce, add_special_tokens: bool) -> list[int]:
         if not nonce.originals:
