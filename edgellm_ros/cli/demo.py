@@ -210,10 +210,10 @@ def ask(client: PromptClient, executor: Any, process: NodeProcess, prompt: str) 
 
 def keep(process: NodeProcess) -> None:
     """Wait for Ctrl-C or the end of the node."""
-    say(f"\nThe node runs until Ctrl-C. From another terminal, with {domain_text()}:")
-    say("  ros2 topic pub --once /prompt std_msgs/msg/String \"{data: 'Tell me a joke.'}\"")
-    say("  ros2 topic echo /response/delta --field data")
     try:
+        say(f"\nThe node runs until Ctrl-C. From another terminal, with {domain_text()}:")
+        say("  ros2 topic pub --once /prompt std_msgs/msg/String \"{data: 'Tell me a joke.'}\"")
+        say("  ros2 topic echo /response/delta --field data")
         while process.exit_code is None:
             time.sleep(0.2)
     except KeyboardInterrupt:
