@@ -12,6 +12,7 @@ from lifecycle_msgs.msg import Transition
 from node_bench import NodeBench
 
 from edgellm_ros.backends.fake import FakeScript, write_fake_engine_directory
+from edgellm_ros.errors import EngineDirectoryError
 from edgellm_ros.ros.diagnostics import resident_memory
 from edgellm_ros.ros.engine_host import EngineHost
 
@@ -223,3 +224,12 @@ def test_cycles_leave_nothing_behind(bench: NodeBench, cycles: int) -> None:
     assert grown < 4 * 2**20 + cycles * 10_000, f"{grown} bytes more after {cycles} cycles"
     bring_to(bench, "active")
     assert bench.answer("hello")[0] == "hello"
+
+
+def test_a_failure_that_no_log_can_carry_is_told_and_leaves_a_known_state(bench: NodeBench, monkeypatch) -> None:
+    def load(settings: object) -> None:
+        raise EngineDirectoryError("the engine is called bad\udcff\0; call it otherwise.")
+
+    monkeypatch.setattr(EngineHost, "load", load)
+    assert not bench.change(Transition.TRANSITION_CONFIGURE)
+    assert bench.lifecycle == "unconfigured" and "bad\ufffd\ufffd" in bench.node.state.failure

@@ -385,6 +385,15 @@ def test_text_is_in_the_report_only_when_asked_for(bench: Bench) -> None:
     assert (bench.outputs.reports[0].prompt, bench.outputs.reports[0].response) == ("secret", "ok")
 
 
+@pytest.mark.parametrize("include", [False, True])
+def test_the_system_prompt_is_in_the_report_only_when_asked_for(bench: Bench, include: bool) -> None:
+    bench.start(ScriptedHost("ok"))
+    bench.bridge.offer("p", settings(report__include_text=include, generation__system_prompt="secret"))
+    bench.wait_reports(1)
+    told = dict(bench.outputs.reports[0].pairs())["setting.generation.system_prompt"]
+    assert told == ("secret" if include else "(6 characters)")
+
+
 def test_a_wrong_join_of_pieces_is_counted(bench: Bench) -> None:
     bench.start()
     bench.bridge.offer("p0", settings())
