@@ -23,6 +23,7 @@ from edgellm_ros.backends.cpu import CPUBackend
 from edgellm_ros.backends.cpu_engine import CPUEngine
 from edgellm_ros.backends.cpu_kv_cache import CPUKVCache
 from edgellm_ros.backends.cpu_probe import keys_in_window, probe
+from edgellm_ros.backends.onnx_bytes import FLOAT, one_node_model
 
 PROMPT = [1, 5, 9, 33, 7]
 
@@ -114,6 +115,16 @@ def test_a_damaged_graph_is_refused_by_name(tmp_path: Path, damage: str, capfd: 
     with pytest.raises(BackendError, match=str(graph)):
         CPUBackend(1).open_engine(tmp_path)
     assert capfd.readouterr().err == ""
+
+
+def test_a_graph_whose_names_are_no_text_is_refused_and_nothing_is_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = one_node_model("Neg", "", {}, {"damaged": (FLOAT, (1,))}, {"y": (FLOAT, (1,))}, node_inputs=("damaged",))
+    (tmp_path / "llm.onnx").write_bytes(model.replace(b"damaged", b"dam\xffged"))
+    with pytest.raises(BackendError, match=r"llm\.onnx"):
+        CPUBackend(1).open_engine(tmp_path)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_caches_that_differ_from_the_configuration_are_refused(tmp_path: Path) -> None:
