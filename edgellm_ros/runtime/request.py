@@ -118,8 +118,9 @@ class Request:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "messages", tuple(self.messages))
-        if isinstance(self.stop_strings, str):  # a tuple of it would be its letters
-            raise RequestError(f"stop_strings is {shown(self.stop_strings)}; want a list of texts.")
+        stops: Any = self.stop_strings
+        if isinstance(stops, str):  # a tuple of it would be its letters
+            raise RequestError(f"stop_strings is {shown(stops)}; want a list of texts.")
         object.__setattr__(self, "stop_strings", tuple(self.stop_strings))
         if len(self.messages) > MAX_MESSAGES:
             raise RequestError(f"a request has {len(self.messages)} messages; want at most {MAX_MESSAGES}.")

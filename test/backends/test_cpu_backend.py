@@ -23,7 +23,6 @@ from edgellm_ros.backends.cpu import CPUBackend
 from edgellm_ros.backends.cpu_engine import CPUEngine
 from edgellm_ros.backends.cpu_kv_cache import CPUKVCache
 from edgellm_ros.backends.cpu_probe import keys_in_window, probe
-from edgellm_ros.backends.onnx_bytes import FLOAT, one_node_model
 
 PROMPT = [1, 5, 9, 33, 7]
 
@@ -117,12 +116,13 @@ def test_a_damaged_graph_is_refused_by_name(tmp_path: Path, damage: str, capfd: 
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("name", ["past_length", "logits", "past_key_0"])
 def test_a_graph_whose_names_are_no_text_is_refused_and_nothing_is_printed(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
-    model = one_node_model("Neg", "", {}, {"damaged": (FLOAT, (1,))}, {"y": (FLOAT, (1,))}, node_inputs=("damaged",))
-    (tmp_path / "llm.onnx").write_bytes(model.replace(b"damaged", b"dam\xffged"))
-    with pytest.raises(BackendError, match=r"llm\.onnx"):
+    graph = write_tiny_model(tmp_path) / GRAPH_FILE
+    graph.write_bytes(graph.read_bytes().replace(name.encode(), name.encode()[:-1] + b"\xff"))
+    with pytest.raises(BackendError, match="names that are no text"):
         CPUBackend(1).open_engine(tmp_path)
     assert capfd.readouterr() == ("", "")
 
