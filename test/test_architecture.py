@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "runtime": RUN_TIME,
     "vision": RUN_TIME,
     "action": RUN_TIME,
-    "builder": {"builder"},
+    "builder": {"builder", "backends"},  # a plan is compiled by the library that runs it
     "ros": RUN_TIME | {"ros"},
     "cli": set(PARTS),
     "tabletop": {"tabletop", "ros", *RUN_TIME},

@@ -180,8 +180,17 @@ class Engine(Protocol):
         """Use these caches, in place."""
         ...
 
-    def run(self, shapes: Mapping[str, tuple[int, ...]], first_row: int = 0) -> None:
+    def length_bucket(self, positions: int) -> int:
+        """A length of at least ``positions``, equal for many of them, under which a step is run and recorded.
+
+        0 where the cost of a run does not depend on how much of the caches is in use.
+        """
+        ...
+
+    def run(self, shapes: Mapping[str, tuple[int, ...]], first_row: int = 0, cache_length: int = 0) -> None:
         """Enqueue one run; ``shapes`` gives the shape of every bound tensor, each packed at its start.
+
+        ``cache_length`` bounds the positions in use once it has run, as ``length_bucket`` gave it; 0: the capacity.
 
         :raises BackendError: the engine library refused or failed.
         """
@@ -221,9 +230,13 @@ class Sampler(Protocol):
 
 
 class Captured(Protocol):
-    """A recorded step."""
+    """A step that is, or will be, recorded."""
 
     def run(self) -> None: ...
+
+    def record(self) -> bool:
+        """Record it now that it has run once; False where it cannot be recorded and keeps running as it is."""
+        ...
 
 
 class Backend(Protocol):
@@ -257,6 +270,26 @@ class Backend(Protocol):
 
     def rope_tables(self, rope: RopeKind, positions: Tensor, cosine: Tensor, sine: Tensor) -> None:
         """cosine, sine float32 [B,S,head_dim/2] of positions int32 [B,S]."""
+        ...
+
+    def advance(self, tensors: Sequence[Tensor], amount: int = 1) -> None:
+        """Add ``amount`` to every element of int32 ``tensors``: positions and lengths of a step that repeats."""
+        ...
+
+    def copy(self, source: Tensor, destination: Tensor) -> None:
+        """Copy the elements of one tensor into another of equal shape and type."""
+        ...
+
+    def gather_rows(self, source: Tensor, rows: Tensor, out: Tensor) -> None:
+        """out[m] = source[rows[m]]; source [N,D], rows int32 [M], out [M,D]; zeros for a row outside."""
+        ...
+
+    def splice_rows(self, source: Tensor, rows: Tensor, out: Tensor) -> None:
+        """out[rows[m]] = source[m]; source [M,D], rows int32 [M], out [N,D]; nothing for a row outside."""
+        ...
+
+    def euler_step(self, state: Tensor, velocity: Tensor, step: float) -> None:
+        """Add ``step * velocity`` to ``state``; float32 of equal shapes."""
         ...
 
     def capture(self, key: Hashable, step: Callable[[], None]) -> Captured:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 from ..errors import BackendError
@@ -19,6 +20,7 @@ class CPUBackend(HostBackend):
     def __init__(self, threads: int = 0) -> None:
         super().__init__()
         self.threads = threads or physical_cores()
+        self._newest: dict[CacheLayout, weakref.ref[CPUEngine]] = {}
 
     @property
     def name(self) -> str:
@@ -40,14 +42,17 @@ class CPUBackend(HostBackend):
             )
         engine.capabilities = probe(engine)
         self._engines.add(engine)
+        self._newest[engine.cache_layout] = weakref.ref(engine)
         return engine
 
     def allocate_kv_cache(self, layout: CacheLayout, rows: int, capacity: int) -> CPUKVCache:
-        """Zeroed caches.
+        """Zeroed caches, for the engine of this layout that was opened last.
 
         :raises BackendError: an element type that this backend has not, or not enough memory.
         """
         self._check_open()
-        cache = CPUKVCache(layout, rows, capacity)
+        newest = self._newest.get(layout, lambda: None)()  # the engine says how its caches lie in memory
+        time_major = newest is not None and newest.time_major_cache
+        cache = CPUKVCache(layout, rows, capacity, time_major=time_major)
         self._count("caches", cache, cache.nbytes)
         return cache

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime
 
 from ..engine_format import GRAPH_FILE
 from ..errors import BackendError, MisuseError
 from .base import CacheLayout, DataType, EngineCapabilities, KVCache, Tensor, TensorSpec
+from .cpu_cache_binding import cache_binding, cache_tensor, check_cache
 from .cpu_kv_cache import CPUKVCache
 from .host_tensor import HostTensor, host_tensor
 
@@ -28,14 +29,7 @@ _TYPES = {
 }
 _ONNX_BFLOAT16 = 16
 _FATAL = 4  # log level: errors come as exceptions, and need not stand on a robot's console as well
-_CACHE_NAME = re.compile(r"(?:past|present)_(key|value)_(\d+)")
 _MOST_BINDINGS = 64  # shapes whose bindings are kept; a decode step uses one for each batch size
-
-
-def _cache_slot(name: str) -> int | None:
-    """Place of a cache tensor: keys of layer i at 2i, values at 2i + 1; None for another tensor."""
-    match = _CACHE_NAME.fullmatch(name)
-    return None if match is None else 2 * int(match[2]) + (match[1] == "value")
 
 
 class CPUEngine:
@@ -50,31 +44,21 @@ class CPUEngine:
         self._run_options.log_severity_level = _FATAL
         self._bound: dict[str, HostTensor] = {}
         self._cache: CPUKVCache | None = None
-        # With each binding the tensors and the cache whose addresses it holds: they must outlive a run under way.
-        self._bindings: dict[object, tuple[Any, object]] = {}
+        # With each binding its state and the tensors and cache whose addresses it holds: they must outlive a run.
+        self._bindings: dict[object, tuple[Any, Any, object]] = {}
         self._inputs: dict[str, TensorSpec] = {}
         self._outputs: dict[str, TensorSpec] = {}
         inputs, outputs, self._metadata = _described(path, self._session)
-        past: dict[int, TensorSpec] = {}
-        present: dict[int, TensorSpec] = {}
-        for nodes, plain, caches in (
-            (inputs, self._inputs, past),
-            (outputs, self._outputs, present),
-        ):
+        caches = []
+        for nodes, plain in ((inputs, self._inputs), (outputs, self._outputs)):
             for spec in nodes:
-                slot = _cache_slot(spec.name)
-                if slot is None:
+                if cache_tensor(spec.name) is None:
                     plain[spec.name] = spec
                 else:
-                    caches[slot] = spec
-        if set(past) != set(range(len(past))) or set(present) != set(past) or len(past) % 2:
-            raise BackendError(
-                f"{path} has {len(past)} past and {len(present)} present cache tensors; "
-                "want past_key_i, past_value_i, present_key_i and present_value_i for every layer."
-            )
-        self._past_names = [past[slot].name for slot in range(len(past))]
-        self._present_names = [present[slot].name for slot in range(len(past))]
-        self._layout = _layout(path, [past[slot] for slot in range(len(past))])
+                    caches.append(spec)
+        self._graph_inputs = set(self._inputs)
+        self._caches = cache_binding(path, caches)
+        self._inputs.update(self._caches.inputs)
         self.capabilities = EngineCapabilities(ragged_chunks=False, interval_mask=False, capture=True)
 
     @property
@@ -90,7 +74,21 @@ class CPUEngine:
     @property
     def cache_layout(self) -> CacheLayout:
         """What its caches must hold, read from the graph."""
-        return self._layout
+        return self._caches.layout
+
+    @property
+    def time_major_cache(self) -> bool:
+        """Whether its caches lie with time first in memory."""
+        return self._caches.time_major
+
+    @property
+    def wanted_capacity(self) -> int:
+        """Positions that its caches must have; 0 where any number will do."""
+        return self._caches.capacity
+
+    def new_cache(self, rows: int, capacity: int) -> CPUKVCache:
+        """Caches for this engine alone, of at least ``capacity`` positions."""
+        return CPUKVCache(self.cache_layout, rows, self._caches.capacity or capacity, time_major=self.time_major_cache)
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -112,9 +110,7 @@ class CPUEngine:
 
         :raises MisuseError: they belong to another backend or model.
         """
-        if not isinstance(cache, CPUKVCache) or cache.layout != self._layout:
-            raise MisuseError(f"a cache of another backend or model was given to {self._path}; want {self._layout}.")
-        self._cache = cache
+        self._cache = check_cache(cache, self._caches, self._path)
         self._bindings.clear()
 
     def unbind(self) -> None:
@@ -123,7 +119,11 @@ class CPUEngine:
         self._bindings.clear()
         self._cache = None
 
-    def run(self, shapes: Mapping[str, tuple[int, ...]], first_row: int = 0) -> None:
+    def length_bucket(self, positions: int) -> int:
+        """0: its cost follows the lengths in use by itself."""
+        return 0
+
+    def run(self, shapes: Mapping[str, tuple[int, ...]], first_row: int = 0, cache_length: int = 0) -> None:
         """Run once; returns when it is done.
 
         :raises BackendError: a tensor is not bound or too small, or ONNX Runtime refused or failed.
@@ -131,19 +131,39 @@ class CPUEngine:
         session = self._session
         if session is None:
             raise BackendError(f"the engine {self._path} is closed; open a new one.")
-        key = (first_row, *shapes.items())
-        binding = self._bindings.get(key)
-        if binding is None:
-            binding = self._make_binding(session, shapes, first_row)
+        past, prefix = self._lengths_in_use(shapes, "past_length") if self._caches.follows_lengths else (None, 0)
+        key = (first_row, prefix, *shapes.items())
+        made = self._bindings.get(key)
+        if made is None:
+            made = self._make_binding(session, shapes, first_row, prefix)
             if len(self._bindings) >= _MOST_BINDINGS:
                 self._bindings.pop(next(iter(self._bindings)))
-            self._bindings[key] = binding
+            self._bindings[key] = made
+        binding, state, _held = made
+        if past is not None:
+            self._caches.before(state)
         try:
-            session.run_with_iobinding(binding[0], self._run_options)
+            session.run_with_iobinding(binding, self._run_options)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this
             raise BackendError(f"ONNX Runtime failed while running {self._path}: {_first_line(error)}") from error
+        if past is not None and self._cache is not None:
+            self._caches.after(state, self._cache, past, self._lengths_in_use(shapes, "query_length")[0])
 
-    def _make_binding(self, session: Any, shapes: Mapping[str, tuple[int, ...]], first_row: int) -> tuple[Any, object]:
+    def _lengths_in_use(self, shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[np.ndarray, int]:
+        """A bound vector of lengths, and the prefix of the caches that a run must read if they are of the past.
+
+        :raises BackendError: it is not bound, or is beyond the cache.
+        """
+        if name not in self._bound or name not in shapes or self._cache is None:
+            raise BackendError(f"{name!r} is not bound or has no shape; bind every input and give its shape.")
+        lengths = self._bound[name].prefix(tuple(shapes[name])).array
+        if lengths.min(initial=0) < 0 or lengths.max(initial=0) > self._cache.capacity:
+            raise BackendError(f"{name!r} is {lengths.tolist()}; the cache has {self._cache.capacity} positions.")
+        return lengths, self._caches.prefix(self._cache, lengths)
+
+    def _make_binding(
+        self, session: Any, shapes: Mapping[str, tuple[int, ...]], first_row: int, prefix: int
+    ) -> tuple[Any, Any, object]:
         missing = [name for name in self._inputs if name not in self._bound or name not in shapes]
         if missing:
             raise BackendError(f"{missing[0]!r} is not bound or has no shape; bind every input and give its shape.")
@@ -162,26 +182,21 @@ class CPUEngine:
                 address = tensor.prefix(tuple(shape)).address
             except ValueError as error:
                 raise BackendError(f"{name!r}: {error}") from None
+            if name in self._inputs and name not in self._graph_inputs:
+                continue  # read by the cache binding, not by the graph
             bind = binding.bind_input if name in self._inputs else binding.bind_output
             element = _ONNX_BFLOAT16 if spec.dtype is DataType.BFLOAT16 else spec.dtype.numpy.type
             bind(name, "cpu", 0, element, list(shape), address)
-        if self._past_names:
-            self._bind_caches(binding, shapes, first_row)
-        return binding, (list(self._bound.values()), self._cache)
-
-    def _bind_caches(self, binding: Any, shapes: Mapping[str, tuple[int, ...]], first_row: int) -> None:
+        held = (list(self._bound.values()), self._cache)
+        if not self._caches.layout.layers:
+            return binding, None, held
         cache = self._cache
         if cache is None:
             raise MisuseError(f"{self._path} has no cache; call bind_cache first.")
-        batch = next(iter(shapes.values()))[0]
+        batch, chunk = (*shapes.get("inputs_embeds", next(iter(shapes.values()))), 1)[:2]
         if first_row < 0 or first_row + batch > cache.rows:
             raise BackendError(f"rows {first_row}..{first_row + batch} were run; the cache has {cache.rows}.")
-        element = cache.dtype.numpy.type
-        for past, present, array in zip(self._past_names, self._present_names, cache.arrays, strict=True):
-            rows = array[first_row : first_row + batch]
-            address = int(rows.ctypes.data)
-            binding.bind_input(past, "cpu", 0, element, list(rows.shape), address)
-            binding.bind_output(present, "cpu", 0, element, list(rows.shape), address)
+        return binding, self._caches.bind(binding, cache, first_row, batch, chunk, prefix), held
 
     def close(self) -> None:
         """End a run under way in another thread and let go of everything; a second call does nothing."""
@@ -223,21 +238,6 @@ def _spec(path: Path, node: Any) -> TensorSpec:
     if node.type not in _TYPES:
         raise BackendError(f"{path}: {node.name!r} is {node.type}; want one of {', '.join(_TYPES)}.")
     return TensorSpec(node.name, _TYPES[node.type], tuple(d if isinstance(d, int) else -1 for d in node.shape))
-
-
-def _layout(path: Path, past: list[TensorSpec]) -> CacheLayout:
-    layers = []
-    for keys, values in zip(past[::2], past[1::2], strict=True):
-        shape = keys.shape
-        if (
-            keys.shape != values.shape
-            or keys.dtype is not values.dtype
-            or len(shape) != 4
-            or -1 in (shape[1], shape[3])
-        ):
-            raise BackendError(f"{path}: {keys.name!r} has shape {shape}; want [batch, heads, capacity, head size].")
-        layers.append((shape[1], shape[3]))
-    return CacheLayout(tuple(layers), past[0].dtype if past else DataType.FLOAT32)
 
 
 def _first_line(error: Exception) -> str:

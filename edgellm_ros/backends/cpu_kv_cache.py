@@ -1,4 +1,4 @@
-"""Keys and values in host memory, in the layout of ONNX Runtime: [rows, heads, capacity, head size] per layer."""
+"""Keys and values in host memory, for each layer [rows, heads, capacity, head size], or in memory with time first."""
 
 from __future__ import annotations
 
@@ -23,9 +23,13 @@ class CacheBlock:
 
 
 class CPUKVCache:
-    """Caches that an engine reads and writes in place. Pages that no position has reached take no memory."""
+    """Caches of an engine. Pages that no position has reached take no memory.
 
-    def __init__(self, layout: CacheLayout, rows: int, capacity: int) -> None:
+    ``arrays`` are [rows, heads, capacity, head size] in any case; ``time_major`` ones are views of ``storage``
+    [capacity, rows, heads, head size], whose first positions of all rows lie together.
+    """
+
+    def __init__(self, layout: CacheLayout, rows: int, capacity: int, *, time_major: bool = False) -> None:
         if layout.dtype not in CACHE_DTYPES:
             raise BackendError(
                 f"a {layout.dtype.value} cache was asked; want one of {[dtype.value for dtype in CACHE_DTYPES]}."
@@ -33,8 +37,10 @@ class CPUKVCache:
         self._layout = layout
         self._rows, self._capacity = rows, capacity
         try:
-            self.arrays = [
-                aligned_zeros((rows, heads, capacity, size), layout.dtype.numpy)
+            self.storage = [
+                aligned_zeros(
+                    (capacity, rows, heads, size) if time_major else (rows, heads, capacity, size), layout.dtype.numpy
+                )
                 for heads, size in layout.layers
                 for _ in ("key", "value")
             ]
@@ -42,6 +48,8 @@ class CPUKVCache:
             raise BackendError(
                 f"no memory for a cache of {rows} rows with {capacity} positions; lower the batch or the capacity."
             ) from None
+        self.time_major = time_major
+        self.arrays = [array.transpose(1, 2, 0, 3) for array in self.storage] if time_major else self.storage
 
     @property
     def rows(self) -> int:

@@ -13,7 +13,6 @@ import onnxruntime
 from ..errors import BackendError
 from .base import DataType, EngineCapabilities
 from .cpu_engine import CPUEngine
-from .cpu_kv_cache import CPUKVCache
 from .host_tensor import HostTensor, aligned_zeros
 from .onnx_bytes import FLOAT, INT32, one_node_model
 
@@ -57,7 +56,7 @@ class _LanguageProbe:
         self._tokens[1, 4] = self._tokens[0, 4]  # the last token is the same, what stands before it is not
         self._noise = random.normal(0.0, 1.0, width).astype(np.float32)
         self._ragged_input = "query_length" in engine.inputs
-        self._cache = CPUKVCache(engine.cache_layout, 0, 0)
+        self._cache = engine.new_cache(0, 0)
         self._padding_written = False
 
     def run(self, details: dict[str, str]) -> bool:
@@ -95,7 +94,7 @@ class _LanguageProbe:
     def _last_logits(self, calls: list[list[tuple[int, int, int]]]) -> np.ndarray:
         """Logits [B, V] of the last position after ``calls``; each has (context, start, end) for every row."""
         engine = self._engine
-        self._cache = CPUKVCache(engine.cache_layout, len(calls[0]), _CAPACITY)
+        self._cache = engine.new_cache(len(calls[0]), _CAPACITY)
         engine.bind_cache(self._cache)
         logits = np.empty(0, dtype=np.float32)
         for rows in calls:

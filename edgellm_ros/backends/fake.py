@@ -92,7 +92,11 @@ class FakeEngine:
             raise MisuseError(f"a {type(cache).__name__} was given to the fake engine; want a cache of its backend.")
         self._cache = cache
 
-    def run(self, shapes: Mapping[str, tuple[int, ...]], first_row: int = 0) -> None:
+    def length_bucket(self, positions: int) -> int:
+        """0: its cost does not depend on lengths."""
+        return 0
+
+    def run(self, shapes: Mapping[str, tuple[int, ...]], first_row: int = 0, cache_length: int = 0) -> None:
         """:raises BackendError: a fault of the script, or numbers that no correct caller would give."""
         if self._closed.is_set():
             raise BackendError("the fake engine is closed; open a new one.")

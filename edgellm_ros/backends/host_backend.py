@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import BackendError, MisuseError
+from . import host_rows
 from .base import DataType, Engine, RopeKind, Tensor
 from .base import EmbeddingTable as EmbeddingTableProtocol
 from .host_embeddings import HostEmbeddingTable
@@ -23,6 +24,10 @@ class HostCaptured:
 
     def __init__(self, step: Callable[[], None]) -> None:
         self.run = step
+
+    def record(self) -> bool:
+        """There is nothing to do."""
+        return True
 
 
 def available_memory() -> int:
@@ -110,6 +115,31 @@ class HostBackend:
         if rope.scale != 1.0:
             np.multiply(cosines, np.float32(rope.scale), out=cosines)
             np.multiply(sines, np.float32(rope.scale), out=sines)
+
+    def advance(self, tensors: Sequence[Tensor], amount: int = 1) -> None:
+        """Add ``amount`` to every element of int32 ``tensors``."""
+        for tensor in tensors:
+            values = host_array(tensor)
+            values += amount
+
+    def copy(self, source: Tensor, destination: Tensor) -> None:
+        """Copy the elements of one tensor into another of equal shape and type."""
+        given, place = host_array(source), host_array(destination)
+        if given.shape != place.shape or source.dtype is not destination.dtype:
+            raise ValueError(f"a copy of {given.shape} into {place.shape} was asked; want equal shapes and types.")
+        place[...] = given
+
+    def gather_rows(self, source: Tensor, rows: Tensor, out: Tensor) -> None:
+        """out[m] = source[rows[m]]; source [N,D], rows int32 [M], out [M,D]; zeros for a row outside."""
+        host_rows.gather_rows(host_array(source), host_array(rows), host_array(out))
+
+    def splice_rows(self, source: Tensor, rows: Tensor, out: Tensor) -> None:
+        """out[rows[m]] = source[m]; source [M,D], rows int32 [M], out [N,D]; nothing for a row outside."""
+        host_rows.splice_rows(host_array(source), host_array(rows), host_array(out))
+
+    def euler_step(self, state: Tensor, velocity: Tensor, step: float) -> None:
+        """Add ``step * velocity`` to ``state``; float32 of equal shapes."""
+        host_rows.euler_step(host_array(state), host_array(velocity), step)
 
     def capture(self, key: Hashable, step: Callable[[], None]) -> HostCaptured:
         """The step itself: there is nothing to record on a CPU."""

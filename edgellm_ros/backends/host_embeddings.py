@@ -97,6 +97,16 @@ class HostEmbeddingTable:
         return self._dtype
 
     @property
+    def values(self) -> np.ndarray:
+        """The table [V, D] as the file holds it."""
+        return self._values
+
+    @property
+    def row_scales(self) -> np.ndarray | None:
+        """float32 [V] of an int8 table."""
+        return self._row_scales
+
+    @property
     def nbytes(self) -> int:
         """Bytes that the rows take in the file."""
         return int(self._values.nbytes)

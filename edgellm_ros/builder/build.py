@@ -25,13 +25,15 @@ from ..errors import CheckpointError
 from .checkpoint import Checkpoint, open_checkpoint
 from .embedding_file import embedding_header, embedding_size, write_embedding
 from .engine_directory import holds_build, writing
-from .families import family_of
-from .families.base import DecoderConfig, Family
-from .families.llama import EMBEDDING
+from .families import read_config
+from .families.base import DecoderConfig
+from .families.decoder import EMBEDDING, build_decoder, decoder_tensors, may_be_left_out
 from .graph import DATA_FILE, Graph, SharedTensor
 from .lowerings import lowering as find_lowering
 from .onnx_writer import GraphFiles, check_packages, lay_out, write_weights
 from .quantize import precision as find_precision
+from .random_weights import open_random_checkpoint
+from .text_checkpoint import text_checkpoint
 from .weights import Weight, checkpoint_weight
 
 DEFAULT_BATCH, DEFAULT_INPUT, DEFAULT_CAPACITY = 4, 1024, 4096
@@ -66,7 +68,7 @@ class BuildPlan:
         return {
             GRAPH_FILE: len(self.graph_files.model),
             DATA_FILE: self.graph_files.data_size,
-            EMBEDDING_FILE: embedding_size(self.embedding.shape),
+            EMBEDDING_FILE: embedding_size(self.embedding.shape, self.graph.element),
             CONFIG_FILE: len(_dump(self.config.to_json())),
             **{name: len(content) for name, content in self.tokenizer_files.items()},
         }
@@ -76,9 +78,9 @@ def _dump(content: Mapping[str, object]) -> bytes:
     return json.dumps(content, indent=1, ensure_ascii=False).encode()
 
 
-def check_tensors(family: Family, config: DecoderConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_tensors(config: DecoderConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """:raises CheckpointError: a tensor is missing, of another shape, or one that the graph would leave out."""
-    wanted = family.tensors(config)
+    wanted = decoder_tensors(config)
     for name, shape in wanted.items():
         if name not in shapes:
             raise CheckpointError(f"the checkpoint lacks tensor {name!r} of shape {list(shape)}; fetch it again.")
@@ -87,7 +89,7 @@ def check_tensors(family: Family, config: DecoderConfig, shapes: Mapping[str, tu
                 f"tensor {name!r} has the shape {list(shapes[name])}; its configuration wants {list(shape)}."
             )
     for name in shapes:
-        if name not in wanted and not family.ignores(config, name):
+        if name not in wanted and not may_be_left_out(config, name):
             raise CheckpointError(
                 f"the checkpoint holds tensor {name!r} that this architecture does not use; a graph without it would "
                 "give other answers: check config.json."
@@ -116,19 +118,20 @@ def plan_build(checkpoint: Checkpoint, *, precision: str, limits: BuilderLimits 
 
     :raises CheckpointError: the checkpoint or a setting is refused.
     """
+    checkpoint = text_checkpoint(checkpoint)
     target, stored = find_lowering(lowering), find_precision(precision)
     if precision not in target.precisions:
         raise CheckpointError(
             f"precision is {precision!r}; the lowering {lowering} has {', '.join(target.precisions)}."
         )
-    family = family_of(checkpoint.config)
-    config = family.parse(checkpoint.config)
-    check_tensors(family, config, checkpoint.shapes)
-    weights = {name: checkpoint_weight(checkpoint, name) for name in family.tensors(config)}
+    config = read_config(checkpoint.config)
+    limits = choose_limits(config, limits)
+    check_tensors(config, checkpoint.shapes)
+    weights = {name: checkpoint_weight(checkpoint, name) for name in decoder_tensors(config)}
     embedding = weights[EMBEDDING]
-    shared = SharedTensor(EMBEDDING_FILE, len(embedding_header(embedding.shape)))
-    graph = Graph(target, stored, {EMBEDDING: shared})
-    family.build(graph, config, weights)
+    shared = SharedTensor(EMBEDDING_FILE, len(embedding_header(embedding.shape, stored.element)))
+    graph = Graph(target, stored, limits.max_kv_cache_capacity, {EMBEDDING: shared})
+    build_decoder(graph, config, weights)
     for token in checkpoint.eos_token_ids:
         if token >= config.vocab_size:
             raise CheckpointError(f"eos_token_id is {token}; want an id below {config.vocab_size}.")
@@ -139,10 +142,10 @@ def plan_build(checkpoint: Checkpoint, *, precision: str, limits: BuilderLimits 
         num_hidden_layers=config.num_hidden_layers,
         num_attention_heads=config.num_attention_heads,
         kv_layers=config.kv_layers,
-        kv_cache_dtype="float32",
+        kv_cache_dtype=stored.element,
         rope=config.rope,
         eos_token_id=checkpoint.eos_token_ids,
-        limits=choose_limits(config, limits),
+        limits=limits,
         embedding_scale=config.embedding_scale,
         pad_token_id=config.pad_token_id,
         bos_token_id=config.bos_token_id,
@@ -186,7 +189,7 @@ def _write_file(path: Path, content: bytes) -> None:
 
 
 def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: ProgressCallback) -> None:
-    total = plan.graph_files.data_size + embedding_size(plan.embedding.shape)
+    total = plan.graph_files.data_size + embedding_size(plan.embedding.shape, plan.graph.element)
     done = 0
 
     def step(count: int) -> None:
@@ -195,7 +198,7 @@ def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: Progres
         progress(Progress("writing weights", done, total))
 
     write_weights(plan.graph, plan.graph_files, directory / DATA_FILE, step)
-    write_embedding(plan.embedding, directory / EMBEDDING_FILE, step)
+    write_embedding(plan.embedding, directory / EMBEDDING_FILE, step, plan.graph.element)
     _write_file(directory / GRAPH_FILE, plan.graph_files.model)
     _write_file(directory / CONFIG_FILE, _dump(plan.config.to_json()))
     for name, content in plan.tokenizer_files.items():
@@ -212,6 +215,12 @@ def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: Progres
     _write_file(directory / MANIFEST_FILE, _dump(manifest.to_json()))
 
 
+def _open(source: Path | str, random_seed: int | None) -> Checkpoint:
+    if random_seed is not None:
+        return open_random_checkpoint(Path(source), random_seed)
+    return open_checkpoint(source)
+
+
 def build_engine(
     source: Path | str,
     output: Path | str,
@@ -220,8 +229,11 @@ def build_engine(
     limits: BuilderLimits | None = None,
     progress: ProgressCallback | None = None,
     lowering: str = "onnxruntime",
+    random_seed: int | None = None,
 ) -> Path:
-    """Build ``output`` from a Hugging Face folder, a ``.gguf`` file or the word ``smollm2``; returns its path.
+    """Build ``output`` from a Hugging Face folder, a ``.gguf`` file or a name of ``WHEEL_MODELS``; returns its path.
+
+    With ``random_seed`` only a ``config.json`` is read of ``source``, and the weights are random.
 
     What is there already and equal is left as it is; another engine directory is replaced in one step. Peak memory
     does not grow with the model. ``limits`` defaults to batch 4, input 1024, cache 4096 or what the model allows.
@@ -233,7 +245,7 @@ def build_engine(
     check_packages()
     report = progress or (lambda state: None)
     place = Path(output).absolute()
-    with closing(open_checkpoint(source)) as checkpoint:
+    with closing(_open(source, random_seed)) as checkpoint:
         plan = plan_build(checkpoint, precision=precision, limits=limits, lowering=lowering)
         fingerprint = _fingerprint(plan, report)
         if holds_build(place, fingerprint):

@@ -7,29 +7,37 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from .onnx_writer import PAGE
-from .quantize import float32_bands
+from .quantize import element_bands
 from .weights import Weight
 
+_NAMES = {"float32": "F32", "float16": "F16"}  # of element types in safetensors files
 
-def embedding_header(shape: tuple[int, ...]) -> bytes:
-    """The file up to its data: tensor ``embedding``, float32 [V,D], padded with blanks as the format allows."""
-    size = 4 * shape[0] * shape[1]
-    header = json.dumps({"embedding": {"dtype": "F32", "shape": list(shape), "data_offsets": [0, size]}}).encode()
+
+def embedding_header(shape: tuple[int, ...], element: str = "float32") -> bytes:
+    """The file up to its data: tensor ``embedding`` [V,D], padded with blanks as the format allows."""
+    entry = {"dtype": _NAMES[element], "shape": list(shape), "data_offsets": [0, _data_size(shape, element)]}
+    header = json.dumps({"embedding": entry}).encode()
     header = header.ljust(PAGE - 8)
     return len(header).to_bytes(8, "little") + header
 
 
-def embedding_size(shape: tuple[int, ...]) -> int:
+def _data_size(shape: tuple[int, ...], element: str) -> int:
+    return np.dtype(element).itemsize * shape[0] * shape[1]
+
+
+def embedding_size(shape: tuple[int, ...], element: str = "float32") -> int:
     """Bytes of the whole file."""
-    return len(embedding_header(shape)) + 4 * shape[0] * shape[1]
+    return len(embedding_header(shape, element)) + _data_size(shape, element)
 
 
-def write_embedding(weight: Weight, path: Path, progress: Callable[[int], None]) -> None:
+def write_embedding(weight: Weight, path: Path, progress: Callable[[int], None], element: str = "float32") -> None:
     """Stream the matrix [V,D]. :raises CheckpointError: it cannot be read or is not finite."""
     with path.open("wb") as file:
-        file.write(embedding_header(weight.shape))
-        for band in float32_bands(weight):
+        file.write(embedding_header(weight.shape, element))
+        for band in element_bands(weight, element):
             file.write(band.data)
             progress(band.nbytes)
         file.flush()

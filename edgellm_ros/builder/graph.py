@@ -5,6 +5,7 @@ Weights are described, not read: their bands are streamed to disk when the graph
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..engine_format import GRAPH_FILE
-from .quantize import Precision, float32_bands
+from .quantize import Precision, element_bands
 from .weights import Weight
 
 if TYPE_CHECKING:
@@ -66,16 +67,20 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Parameter:
-    """Tensors that come from one pass over one weight; ``bands`` yields a piece of each of them at a time."""
+    """Tensors that come from one pass over one weight; ``bands`` yields a piece of each of them at a time.
+
+    ``axis`` is the one along which the pieces follow each other.
+    """
 
     weight: str
     tensors: tuple[StoredTensor, ...]
     bands: Callable[[], Iterator[tuple[np.ndarray, ...]]]
+    axis: int = 0
 
 
 @dataclass(frozen=True)
 class SharedTensor:
-    """Where a float32 matrix lies already, so that the graph need not hold a second copy."""
+    """Where a matrix of elements lies already, so that the graph need not hold a second copy."""
 
     file: str
     offset: int
@@ -87,6 +92,7 @@ class Graph:
 
     lowering: Lowering
     precision: Precision
+    capacity: int  # positions of a cache, for engines that want to know
     shared: Mapping[str, SharedTensor] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     inputs: list[TensorInfo] = field(default_factory=list)
@@ -94,6 +100,7 @@ class Graph:
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     parameters: list[Parameter] = field(default_factory=list)
     references: list[tuple[StoredTensor, SharedTensor]] = field(default_factory=list)
+    metadata: dict[str, str] = field(default_factory=dict)  # notes for the runtime, kept in the file
     remembered: dict[str, Value] = field(default_factory=dict)  # what a lowering computes once and uses in every layer
     _next: int = 0
 
@@ -105,13 +112,30 @@ class Graph:
         return Value(name)
 
     def output(self, value: Value, name: str, dtype: str, shape: Sequence[Dimension]) -> None:
-        """Give ``value`` to the caller as the output ``name``."""
-        self.nodes.append(Node("Identity", "", (value.name,), (name,), {}))
+        """Give ``value``, an element, to the caller as the output ``name`` of type ``dtype``."""
+        if dtype == self.element:
+            self.nodes.append(Node("Identity", "", (value.name,), (name,), {}))
+        else:
+            self.nodes.append(Node("Cast", "", (value.name,), (name,), {"to": dtype}))
         self.outputs.append(TensorInfo(name, dtype, tuple(shape)))
 
     def declare_output(self, name: str, dtype: str, shape: Sequence[Dimension]) -> None:
         """Declare an output that a node writes under that very name (a cache, which may not pass through a copy)."""
         self.outputs.append(TensorInfo(name, dtype, tuple(shape)))
+
+    @property
+    def element(self) -> str:
+        """What is computed with, a NumPy name."""
+        return self.precision.element
+
+    def as_element(self, name: str) -> Value:
+        """A float32 input as an element; once per graph."""
+        if self.element == "float32":
+            return Value(name)
+        key = f"element {name}"
+        if key not in self.remembered:
+            (self.remembered[key],) = self.node("Cast", [Value(name)], to=self.element)
+        return self.remembered[key]
 
     def node(
         self,
@@ -135,20 +159,34 @@ class Graph:
 
     def constant(self, array: np.ndarray) -> Value:
         """A small tensor inside the graph; equal ones are stored once."""
-        name = f"constant_{array.dtype}_{'x'.join(map(str, array.shape))}_{array.tobytes().hex()}"
+        content = array.tobytes()
+        digest = content.hex() if len(content) <= 64 else hashlib.sha256(content).hexdigest()
+        name = f"constant_{array.dtype}_{'x'.join(map(str, array.shape))}_{digest}"
         self.constants[name] = array
         return Value(name)
 
     def parameter(self, weight: Weight) -> Value:
-        """A weight as float32, in its own orientation."""
-        stored = StoredTensor(weight.name, "float32", weight.shape)
+        """A weight as elements, in its own orientation."""
+        stored = StoredTensor(weight.name, self.element, weight.shape)
         shared = self.shared.get(weight.name)
         if shared is not None:
             self.references.append((stored, shared))
         else:
             self.parameters.append(
-                Parameter(weight.name, (stored,), lambda: ((band,) for band in float32_bands(weight)))
+                Parameter(weight.name, (stored,), lambda: ((band,) for band in element_bands(weight, self.element)))
             )
+        return Value(stored.name)
+
+    def transposed_parameter(self, weight: Weight) -> Value:
+        """A matrix as elements [columns, rows]; one that lies in another file is turned by a node."""
+        if weight.name in self.shared:
+            return self.node("Transpose", [self.parameter(weight)], perm=[1, 0])[0]
+        stored = StoredTensor(f"{weight.name}.transposed", self.element, weight.shape[::-1])
+        self.parameters.append(
+            Parameter(
+                weight.name, (stored,), lambda: ((band.T,) for band in element_bands(weight, self.element)), axis=1
+            )
+        )
         return Value(stored.name)
 
     # what families use
@@ -161,14 +199,17 @@ class Graph:
         """Root-mean-square normalisation over the last axis, times ``weight``."""
         return self.lowering.rms_norm(self, x, weight, epsilon)
 
-    def rope(self, x: Value, kind: str, heads: int, head_dim: int) -> Value:
-        """Rotate the halves of each head; x [B,S,heads*head_dim], tables are the inputs of rope kind ``kind``."""
-        return self.lowering.rope(self, x, kind, heads, head_dim)
+    def head_norm(self, x: Value, weight: Weight, epsilon: float, heads: int) -> Value:
+        """``rms_norm`` of each head of x [B,S,heads*head_dim]; weight [head_dim]."""
+        split = self.constant(np.array([0, 0, heads, weight.shape[0]], dtype=np.int64))
+        joined = self.constant(np.array([0, 0, heads * weight.shape[0]], dtype=np.int64))
+        (x,) = self.node("Reshape", [x, split])
+        return self.node("Reshape", [self.rms_norm(x, weight, epsilon), joined])[0]
 
     def attention(self, query: Value, key: Value, value: Value, layer: int, shape: AttentionShape) -> Value:
-        """Causal attention over the cache of ``layer``, to which the new keys and values are appended.
+        """Rotate queries and keys, append keys and values to the cache of ``layer``, and attend over it causally.
 
-        All [B,S,heads*head_dim]; keys and values have ``shape.kv_heads`` heads.
+        All [B,S,heads*head_dim]; keys and values have ``shape.kv_heads`` heads. The queries are scaled already.
         """
         return self.lowering.attention(self, query, key, value, layer, shape)
 
@@ -179,6 +220,15 @@ class Graph:
     def silu(self, x: Value) -> Value:
         """``x * sigmoid(x)``, written so that engines that lack the operator fuse it."""
         return self.mul(x, self.node("Sigmoid", [x])[0])
+
+    def gelu_tanh(self, x: Value) -> Value:
+        """GELU in its tanh form."""
+        return self.lowering.gelu_tanh(self, x)
+
+    def softcap(self, x: Value, cap: float) -> Value:
+        """``cap * tanh(x / cap)``: bounded, and nearly x where x is small."""
+        (bounded,) = self.node("Tanh", [self.mul(x, self.constant(np.array(1 / cap, dtype=self.element)))])
+        return self.mul(bounded, self.constant(np.array(cap, dtype=self.element)))
 
     def add(self, left: Value, right: Value) -> Value:
         """Sum."""
@@ -196,9 +246,16 @@ class Graph:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Heads of one attention layer; scores are ``scale * query . key``."""
+    """One attention layer: its heads, and how a query sees keys.
+
+    ``rope`` names the rope kind whose tables rotate the halves of each head (None: no rotation); ``window`` is the
+    number of keys that a query sees, itself included (0: all); scores become ``softcap * tanh(scores / softcap)``
+    (0: they stay).
+    """
 
     heads: int
     kv_heads: int
     head_dim: int
-    scale: float
+    rope: str | None
+    window: int = 0
+    softcap: float = 0.0

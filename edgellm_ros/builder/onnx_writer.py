@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 PAGE = 4096  # engines map the file: a weight that starts on a page needs no copy
 
-_TYPES = {"float32": 1, "uint8": 2, "int32": 6, "int64": 7, "bool": 9}  # numbers of onnx.TensorProto.DataType
+# numbers of onnx.TensorProto.DataType
+_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10}
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,17 @@ def lay_out(graph: Graph, name: str) -> GraphFiles:
         ir_version=lowering.ir_version,
         producer_name="edgellm_ros",
     )
+    onnx.helper.set_model_props(model, dict(sorted(graph.metadata.items())))
     return GraphFiles(model.SerializeToString(deterministic=True), offsets, end)
+
+
+def _write_columns(path: Path, offset: int, stored: StoredTensor, band: np.ndarray, written: int) -> None:
+    """Put ``band`` beside the ``written`` bytes of bands before it, along the second axis of the tensor."""
+    if offset + stored.size > path.stat().st_size or written + band.nbytes > stored.size:
+        raise CheckpointError(f"tensor {stored.name!r} gave more bytes than its {stored.size}.")
+    view: np.ndarray = np.memmap(path, dtype=stored.dtype, mode="r+", offset=offset, shape=stored.shape)
+    first = written // (stored.shape[0] * view.itemsize)
+    view[:, first : first + band.shape[1]] = band
 
 
 def write_weights(graph: Graph, files: GraphFiles, path: Path, progress: Callable[[int], None]) -> None:
@@ -104,19 +115,21 @@ def write_weights(graph: Graph, files: GraphFiles, path: Path, progress: Callabl
     :raises CheckpointError: a weight cannot be read, is not finite, or gave another number of bytes than its shape.
     """
     with path.open("wb") as file:
+        file.truncate(files.data_size)
         for parameter in graph.parameters:
-            cursors = [files.offsets[stored.name] for stored in parameter.tensors]
+            written = [0] * len(parameter.tensors)
             for band in parameter.bands():
                 for index, (stored, array) in enumerate(zip(parameter.tensors, band, strict=True)):
                     data = np.ascontiguousarray(array, dtype=stored.dtype)
-                    file.seek(cursors[index])
-                    file.write(data.data)
-                    cursors[index] += data.nbytes
+                    if parameter.axis == 0:
+                        file.seek(files.offsets[stored.name] + written[index])
+                        file.write(data.data)
+                    else:
+                        _write_columns(path, files.offsets[stored.name], stored, data, written[index])
+                    written[index] += data.nbytes
                     progress(data.nbytes)
-            for stored, cursor in zip(parameter.tensors, cursors, strict=True):
-                found = cursor - files.offsets[stored.name]
+            for stored, found in zip(parameter.tensors, written, strict=True):
                 if found != stored.size:
                     raise CheckpointError(f"tensor {stored.name!r} gave {found} bytes; want {stored.size}.")
-        file.truncate(files.data_size)
         file.flush()
         os.fsync(file.fileno())

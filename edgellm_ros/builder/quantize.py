@@ -15,14 +15,19 @@ BLOCK = 32
 
 @dataclass(frozen=True)
 class Precision:
-    """How matrices are stored; everything else stays float32."""
+    """How matrices are stored; everything else is ``element``: weights of other kinds, activations and caches."""
 
     name: str
-    bits: int  # 32: as they are
+    bits: int  # 32 and 16: as elements
     block: int = BLOCK
 
+    @property
+    def element(self) -> str:
+        """NumPy name of what is computed with."""
+        return "float16" if self.bits == 16 else "float32"
 
-PRECISIONS = {row.name: row for row in (Precision("fp32", 32), Precision("int8", 8))}
+
+PRECISIONS = {row.name: row for row in (Precision("fp32", 32), Precision("fp16", 16), Precision("int8", 8))}
 
 
 def precision(name: str) -> Precision:
@@ -67,7 +72,18 @@ def int8_bands(weight: Weight) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             yield quantize_int8(weight.read_checked(start, stop))
 
 
-def float32_bands(weight: Weight) -> Iterator[np.ndarray]:
-    """The tensor as bands of float32 rows."""
+def element_bands(weight: Weight, element: str = "float32") -> Iterator[np.ndarray]:
+    """The tensor as bands of rows, float32 or float16.
+
+    :raises CheckpointError: a value is beyond the range of float16.
+    """
+    largest = np.finfo(element).max
     for start, stop in weight.bands():
-        yield weight.read_checked(start, stop)
+        band = weight.read_checked(start, stop)
+        if element != "float32":
+            if band.size and float(np.abs(band).max()) > largest:
+                raise CheckpointError(
+                    f"tensor {weight.name!r} holds values beyond {largest:.0f}, the end of {element}; build it as fp32."
+                )
+            band = band.astype(element)
+        yield band

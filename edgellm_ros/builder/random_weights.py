@@ -14,9 +14,12 @@ import numpy as np
 
 from ..engine_format import CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from ..errors import CheckpointError
-from .families import family_of
-from .gguf_tokenizer import PRE_TOKENIZERS, byte_level_tokenizer
-from .huggingface_checkpoint import CONFIG, INDEX_FILE, SINGLE_FILE, token_ids
+from .families import read_config
+from .families.decoder import decoder_tensors
+from .families.text_part import text_configuration
+from .huggingface_checkpoint import CONFIG, INDEX_FILE, SINGLE_FILE, read_json_object, token_ids
+from .pre_tokenizers import PRE_TOKENIZERS
+from .tokenizer_json import byte_level_tokenizer
 from .weights import BAND_BYTES
 
 BLOCK_ROWS = 64  # rows drawn from one generator, so that any band of a tensor can be drawn alone
@@ -50,7 +53,7 @@ def tiny_tokenizer_files(vocab_size: int) -> dict[str, bytes]:
         prefix = characters[high // 256] if high >= 256 else ""
         tokens.append(prefix + characters[high % 256] + characters[low])
     content = byte_level_tokenizer(
-        tokens, [], PRE_TOKENIZERS["gpt-2"][0], special=dict.fromkeys(range(len(SPECIAL_TOKENS)), True)
+        tokens, [], PRE_TOKENIZERS["gpt-2"].patterns, special=dict.fromkeys(range(len(SPECIAL_TOKENS)), True)
     )
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": SPECIAL_TOKENS[1], "eos_token": SPECIAL_TOKENS[2],
@@ -66,18 +69,22 @@ def tiny_tokenizer_files(vocab_size: int) -> dict[str, bytes]:
 class RandomCheckpoint:
     """A ``Checkpoint`` of a configuration without files: equal seeds give equal weights, read in any bands.
 
-    Matrices are normal with standard deviation 1/sqrt(columns), norms near 1, biases near 0.
+    Matrices are normal with standard deviation 1/sqrt(columns), norms near 1, biases near 0. Of a vision-language
+    configuration it has the text part.
 
-    :raises CheckpointError: no family builds the configuration.
+    :raises CheckpointError: no family builds the configuration, or a seed that is no whole number from 0 on.
     """
 
     def __init__(self, config: Mapping[str, Any], seed: int = 0) -> None:
-        self.config = dict(config)
-        family = family_of(config)
-        self.shapes = dict(family.tensors(family.parse(config)))
+        if type(seed) is not int or seed < 0:
+            raise CheckpointError(f"seed is {seed!r}; want a whole number from 0 on.")
+        self.config = dict(text_configuration(config))
+        decoder = read_config(config)
+        self.shapes = decoder_tensors(decoder)
+        self.source = f"random weights of seed {seed}, shape of {decoder.name}"
+        self._norm = 1 - decoder.norm_offset
         self._seed = seed
 
-    source = "random weights"
     licence = "none"
     weight_bytes = 0
 
@@ -93,7 +100,7 @@ class RandomCheckpoint:
         blocks = [self._block(name, block) for block in range(first, -(-stop // BLOCK_ROWS))]
         values = np.concatenate(blocks)[start - first * BLOCK_ROWS : stop - first * BLOCK_ROWS]
         if len(shape) == 1:
-            return 1 + np.float32(0.1) * values if "norm" in name else np.float32(0.1) * values
+            return np.float32(self._norm) + np.float32(0.1) * values if "norm" in name else np.float32(0.1) * values
         return values * np.float32(shape[-1] ** -0.5)
 
     def _block(self, name: str, block: int) -> np.ndarray:
@@ -115,6 +122,14 @@ class RandomCheckpoint:
 
     def close(self) -> None:
         """Nothing to close."""
+
+
+def open_random_checkpoint(path: Path, seed: int = 0) -> RandomCheckpoint:
+    """Random weights for a ``config.json``, or for the one in a folder.
+
+    :raises CheckpointError: it is missing, damaged, or no family builds it.
+    """
+    return RandomCheckpoint(read_json_object(path / CONFIG if path.is_dir() else path), seed)
 
 
 def _encode(values: np.ndarray, dtype: str) -> bytes:

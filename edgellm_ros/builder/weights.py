@@ -86,3 +86,30 @@ def stack_rows(weights: Sequence[Weight]) -> Weight:
 
     name = "+".join(weight.name for weight in weights)
     return Weight(name, (int(starts[-1]), *weights[0].shape[1:]), read, read_int8)
+
+
+def scaled(weight: Weight, factor: float) -> Weight:
+    """The weight times a number; stored integers stay as they are, under scales times that number."""
+    if factor == 1.0:
+        return weight
+    multiplier = np.float32(factor)
+
+    def read(start: int, stop: int) -> np.ndarray:
+        return np.asarray(weight.read(start, stop) * multiplier, dtype=np.float32)
+
+    def read_int8(start: int, stop: int) -> Blocks | None:
+        blocks = weight.read_int8(start, stop)
+        return None if blocks is None else (blocks[0], np.asarray(blocks[1] * multiplier, dtype=np.float32))
+
+    return Weight(f"{weight.name}*{multiplier}", weight.shape, read, read_int8)
+
+
+def shifted(weight: Weight, offset: float) -> Weight:
+    """The weight plus a number (norms that are stored as their distance from it)."""
+    if offset == 0.0:
+        return weight
+
+    def read(start: int, stop: int) -> np.ndarray:
+        return np.asarray(weight.read(start, stop) + np.float32(offset), dtype=np.float32)
+
+    return Weight(f"{weight.name}+{offset:g}", weight.shape, read, lambda start, stop: None)

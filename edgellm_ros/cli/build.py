@@ -1,4 +1,4 @@
-"""Write an engine directory from a Hugging Face folder, a .gguf file, or the word smollm2 (a small free model)."""
+"""Write an engine directory from a Hugging Face folder, a .gguf file, or a model that an installed package carries."""
 
 from __future__ import annotations
 
@@ -9,14 +9,40 @@ import time
 from types import FrameType
 
 from ..builder.build import DEFAULT_BATCH, DEFAULT_CAPACITY, DEFAULT_INPUT, Progress, build_engine
+from ..builder.lowerings import LOWERINGS
+from ..builder.tensorrt_build import DEFAULT_WORKSPACE, PlanOptions, compile_plan
+from ..builder.tensorrt_build import LOWERINGS as PLAN_LOWERINGS
+from ..builder.wheel_models import WHEEL_MODELS
 from ..engine_format import BuilderLimits
+from ..errors import CheckpointError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="Hugging Face folder, .gguf file, or smollm2")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help=f"Hugging Face folder, .gguf file, {' or '.join(WHEEL_MODELS)}"
+    )
     parser.add_argument("output", metavar="OUT", help="engine directory to write")
-    parser.add_argument("--precision", default="fp32", help="fp32 or int8 (default: %(default)s)")
+    parser.add_argument("--precision", default="fp32", help="fp32, fp16 (for a GPU) or int8 (default: %(default)s)")
+    parser.add_argument(
+        "--lowering", default="onnxruntime", choices=list(LOWERINGS), help="engine library that runs it"
+    )
+    parser.add_argument(
+        "--plan", action="store_true", help="compile the TensorRT plan too, for the GPU of this machine"
+    )
+    parser.add_argument(
+        "--workspace",
+        type=int,
+        default=DEFAULT_WORKSPACE >> 20,
+        metavar="MB",
+        help="scratch memory that a kernel of the plan may take (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--random-weights",
+        action="store_true",
+        help="CHECKPOINT is a config.json: build an engine of its shape with random weights and a byte tokenizer",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the random weights (default: %(default)s)")
     parser.add_argument("--max-batch", type=int, help=f"sequences at a time (default: {DEFAULT_BATCH})")
     parser.add_argument("--max-input", type=int, help=f"tokens of a prompt (default: {DEFAULT_INPUT})")
     parser.add_argument(
@@ -36,9 +62,17 @@ class ProgressLine:
         now = time.monotonic()
         if now < self._next:
             return
+        self._show(f"{state.stage}: {100 * state.done // max(1, state.total)} % of {state.total / 1e6:.0f} MB", now)
+
+    def plan(self, what: str, seconds: float) -> None:
+        """The same for work that knows no end."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._show(f"{what}: {seconds:.0f} s", now)
+
+    def _show(self, text: str, now: float) -> None:
         self._next = now + 1.0
         self._shown = True
-        text = f"{state.stage}: {100 * state.done // max(1, state.total)} % of {state.total / 1e6:.0f} MB"
         print(f"\r{text}\033[K" if sys.stderr.isatty() else text, end="", file=sys.stderr, flush=True)
         if not sys.stderr.isatty():
             print(file=sys.stderr)
@@ -67,6 +101,10 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Build; 0 when the directory stands. A termination leaves as little behind as an interrupt."""
     limits = _limits(arguments)
+    if arguments.plan and arguments.lowering not in PLAN_LOWERINGS:
+        raise CheckpointError(
+            f"--plan is given with the lowering {arguments.lowering!r}; want --lowering {' or '.join(PLAN_LOWERINGS)}."
+        )
     signal.signal(signal.SIGTERM, _terminate)
     line = ProgressLine()
     start = time.monotonic()
@@ -79,10 +117,19 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         path = build_engine(
-            arguments.checkpoint, arguments.output, precision=arguments.precision, limits=limits, progress=progress
+            arguments.checkpoint,
+            arguments.output,
+            precision=arguments.precision,
+            limits=limits,
+            progress=progress,
+            lowering=arguments.lowering,
+            random_seed=arguments.seed if arguments.random_weights else None,
         )
+        if arguments.plan:
+            compile_plan(path, PlanOptions(arguments.workspace << 20), line.plan)
     finally:
         line.close()
     done = "was built already" if skipped else f"built in {time.monotonic() - start:.1f} s"
-    print(f"{path}: {arguments.precision} engine directory, {done}")
+    plan = " with its plan" if arguments.plan else ""
+    print(f"{path}: {arguments.precision} engine directory{plan}, {done}")
     return 0

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from ..backends.base import Backend, CacheLayout, Captured, DataType, RopeKind, SamplingRow, Tensor
-from ..engine_format import EMBEDDING_FILE, GRAPH_FILE, PLAN_FILE, EngineDirectory
+from ..engine_format import EMBEDDING_FILE, EngineDirectory
 from ..errors import BackendError, EdgeLLMError, EngineDirectoryError
 
 NOT_FINITE = -1  # the id that the sampler gives for logits that are not finite
@@ -44,30 +44,34 @@ class _Call:
     past_length: Tensor
     query_length: Tensor
     last_token_index: Tensor
-    logits: Tensor  # [B,V]
+    logits: Tensor  # [B,V]; [R,V] where the logits of R positions of one row are wanted
     sampled: Tensor  # [B]
-    step: Captured
+    prefill: Callable[[], None]  # of too many sizes to be worth recording
+    step: Captured  # decode
 
 
 class ModelExecutor:
     """Runs prefill chunks and decode steps of one engine directory. One thread uses it.
 
-    ``prefill_chunk`` is the most prompt tokens of one engine call.
+    ``prefill_chunk`` is the most prompt tokens of one engine call, ``score_chunk`` the most positions of which
+    ``score`` returns the logits at a time (0: it is not used, and takes no memory).
 
     :raises EngineDirectoryError: the graph wants an input that this version does not know.
     :raises BackendError: the engine does not load, or there is not enough memory.
     """
 
-    def __init__(self, directory: EngineDirectory, backend: Backend, *, prefill_chunk: int = 256) -> None:
+    def __init__(
+        self, directory: EngineDirectory, backend: Backend, *, prefill_chunk: int = 256, score_chunk: int = 0
+    ) -> None:
         config = directory.config
         self.limits = config.limits
         self.vocab_size = config.vocab_size
         self.prefill_chunk = min(prefill_chunk, config.limits.max_input_len)
+        self.score_chunk = min(score_chunk, self.prefill_chunk)
         self.observer: StepObserver | None = None
         self._backend = backend
-        plan = PLAN_FILE in directory.manifest.files and GRAPH_FILE not in directory.manifest.files
         layout = CacheLayout(config.kv_layers, _cache_dtype(config.kv_cache_dtype))
-        self._engine = backend.open_engine(directory.path / (PLAN_FILE if plan else GRAPH_FILE), cache_layout=layout)
+        self._engine = backend.open_engine(directory.path, cache_layout=layout)
         self.embeddings = backend.open_embeddings(directory.path / EMBEDDING_FILE, scale=config.embedding_scale)
         self._ropes = {
             kind: RopeKind(kind, tuple(rope.inverse_frequency), rope.scale) for kind, rope in config.rope.items()
@@ -78,7 +82,9 @@ class ModelExecutor:
         self._hidden_size = config.hidden_size
         self._tensors = self._allocate()
         self._check_inputs()
-        self._calls: dict[tuple[int, int, int], _Call] = {}
+        self._calls: dict[tuple[int, int, int, int, int], _Call] = {}
+        # Token ids and past lengths that the device holds already, as the last decode step left them.
+        self._standing: tuple[list[int], list[int]] | None = None
         self._host = np.zeros((5, max(self.limits.max_batch_size, self.prefill_chunk)), np.int32)
 
     # -- construction ------------------------------------------------------------------------------------------
@@ -86,12 +92,13 @@ class ModelExecutor:
     def _allocate(self) -> dict[str, Tensor]:
         rows = self.limits.max_batch_size
         positions = max(rows, self.prefill_chunk)
+        wanted = max(rows, self.score_chunk)
         shapes: dict[str, tuple[tuple[int, ...], DataType]] = {
             "inputs_embeds": ((positions, self._hidden_size), DataType.FLOAT32),
             "past_length": ((rows,), DataType.INT32),
             "query_length": ((rows,), DataType.INT32),
-            "last_token_index": ((rows, 1), DataType.INT32),
-            "logits": ((rows, 1, self.vocab_size), DataType.FLOAT32),
+            "last_token_index": ((wanted, 1), DataType.INT32),
+            "logits": ((wanted, 1, self.vocab_size), DataType.FLOAT32),
         }
         for kind, rope in self._ropes.items():
             shapes[f"rope_cos_{kind}"] = shapes[f"rope_sin_{kind}"] = (
@@ -100,7 +107,6 @@ class ModelExecutor:
         tensors = {name: self._backend.allocate(shape, dtype) for name, (shape, dtype) in shapes.items()}
         self._token_ids = self._backend.allocate((positions,), DataType.INT32)
         self._positions = self._backend.allocate((positions,), DataType.INT32)
-        self._sampled = self._backend.allocate((rows,), DataType.INT32)
         return tensors
 
     def _check_inputs(self) -> None:
@@ -152,71 +158,105 @@ class ModelExecutor:
         :raises BackendError: the engine failed or was abandoned by the observer.
         """
         end = min(start + self.prefill_chunk, len(prompt_ids))
-        count = end - start
-        chunk = min(_bucket(count), self.prefill_chunk, self.limits.max_kv_cache_capacity - start)
-        call = self._call(1, chunk, row)
-        tokens = self._host[0, :chunk]
-        tokens[:count] = prompt_ids[start:end]
-        tokens[count:] = tokens[count - 1]
-        positions = self._host[1, :chunk]
-        positions[:] = np.arange(start, start + chunk, dtype=np.int32)
+        chunk = self._padded(end - start, start)
+        call = self._call(1, chunk, row, start + chunk)
         with _Work(self.observer):
-            call.token_ids.write(tokens.reshape(1, chunk))
-            call.positions.write(positions.reshape(1, chunk))
-            self._write_lengths(call, 1, (start,), count)
-            call.step.run()
+            self._run_chunk(call, prompt_ids[start:end], chunk, start)
             if end < len(prompt_ids):
                 self._backend.synchronize()
                 return end, None
             self._sampler.sample(call.logits, (row,), call.sampled)
             return end, int(self._backend.read_async(call.sampled).wait()[0])
 
+    def score(self, row: int, token_ids: Sequence[int], start: int) -> np.ndarray:
+        """Append at most ``score_chunk`` tokens to a row that has ``start`` positions: the logits after each of them.
+
+        float32 [N,V], a copy.
+
+        :raises BackendError: the engine failed or was abandoned by the observer.
+        """
+        count = len(token_ids)
+        chunk = self._padded(count, start)
+        call = self._call(1, chunk, row, start + chunk, count)
+        with _Work(self.observer):
+            self._run_chunk(call, token_ids, chunk, start, np.arange(count, dtype=np.int32)[None])
+            logits: np.ndarray = self._backend.read_async(call.logits).wait()
+        return logits.reshape(count, self.vocab_size)
+
+    def _padded(self, count: int, start: int) -> int:
+        return min(_bucket(count), self.prefill_chunk, self.limits.max_kv_cache_capacity - start)
+
+    def _run_chunk(
+        self, call: _Call, token_ids: Sequence[int], chunk: int, start: int, wanted: np.ndarray | None = None
+    ) -> None:
+        """One row's chunk of ``chunk`` positions, of which ``token_ids`` are valid."""
+        self._standing = None
+        count = len(token_ids)
+        tokens = self._host[0, :chunk]
+        tokens[:count] = token_ids
+        tokens[count:] = tokens[count - 1]
+        positions = self._host[1, :chunk]
+        positions[:] = np.arange(start, start + chunk, dtype=np.int32)
+        call.token_ids.write(tokens.reshape(1, chunk))
+        call.positions.write(positions.reshape(1, chunk))
+        self._write_lengths(call, 1, (start,), count, wanted)
+        call.prefill()
+
     def decode(self, token_ids: Sequence[int], past_lengths: Sequence[int]) -> list[int]:
         """One step of rows 0..B-1: the id after each of ``token_ids`` [B], NOT_FINITE where the logits are not.
 
         :raises BackendError: the engine failed or was abandoned by the observer.
         """
+        call = self._call(len(token_ids), 1, 0, max(past_lengths) + 1)
+        standing, self._standing = self._standing, None
+        with _Work(self.observer):
+            if standing != (list(token_ids), list(past_lengths)):
+                self._write_step(call, token_ids, past_lengths)
+            call.step.run()
+            sampled: list[int] = self._backend.read_async(call.sampled).wait().tolist()
+        self._standing = (sampled, [length + 1 for length in past_lengths])
+        return list(sampled)
+
+    def _write_step(self, call: _Call, token_ids: Sequence[int], past_lengths: Sequence[int]) -> None:
         batch = len(token_ids)
-        call = self._call(batch, 1, 0)
         tokens = self._host[0, :batch]
         tokens[:] = token_ids
         positions = self._host[1, :batch]
         positions[:] = past_lengths
-        with _Work(self.observer):
-            call.token_ids.write(tokens.reshape(batch, 1))
-            call.positions.write(positions.reshape(batch, 1))
-            self._write_lengths(call, batch, past_lengths, 1)
-            call.step.run()
-            self._sampler.sample(call.logits, range(batch), call.sampled)
-            sampled: list[int] = self._backend.read_async(call.sampled).wait().tolist()
-            return sampled
+        call.token_ids.write(tokens.reshape(batch, 1))
+        call.positions.write(positions.reshape(batch, 1))
+        self._write_lengths(call, batch, past_lengths, 1)
 
-    def _write_lengths(self, call: _Call, batch: int, past: Sequence[int], count: int) -> None:
-        """Every row holds ``count`` valid positions after its ``past``."""
+    def _write_lengths(
+        self, call: _Call, batch: int, past: Sequence[int], count: int, wanted: np.ndarray | None = None
+    ) -> None:
+        """Every row holds ``count`` valid positions after its ``past``; the last gives logits, or those ``wanted``."""
         values = self._host[2:, :batch]
         values[0] = past
         values[1] = count
         values[2] = count - 1
         call.past_length.write(values[0])
         call.query_length.write(values[1])
-        call.last_token_index.write(values[2].reshape(batch, 1))
+        if wanted is None:
+            wanted = values[2].reshape(batch, 1)
+        call.last_token_index.write(wanted)
 
-    def _call(self, batch: int, chunk: int, first_row: int) -> _Call:
-        key = (batch, chunk, first_row)
+    def _call(self, batch: int, chunk: int, first_row: int, positions: int, wanted: int = 1) -> _Call:
+        key = (batch, chunk, first_row, self._engine.length_bucket(positions), wanted)
         call = self._calls.get(key)
         if call is None:
             call = self._calls[key] = self._make_call(*key)
         return call
 
-    def _make_call(self, batch: int, chunk: int, first_row: int) -> _Call:
+    def _make_call(self, batch: int, chunk: int, first_row: int, bucket: int, wanted: int) -> _Call:
         token_ids = self._token_ids.prefix((batch, chunk))
         positions = self._positions.prefix((batch, chunk))
         shapes: dict[str, tuple[int, ...]] = {
             "inputs_embeds": (batch, chunk, self._hidden_size),
             "past_length": (batch,),
             "query_length": (batch,),
-            "last_token_index": (batch, 1),
-            "logits": (batch, 1, self.vocab_size),
+            "last_token_index": (batch, wanted),
+            "logits": (batch, wanted, self.vocab_size),
         }
         ropes: list[tuple[RopeKind, Tensor, Tensor]] = []
         for kind, rope in self._ropes.items():
@@ -228,23 +268,34 @@ class ModelExecutor:
                 ropes.append((rope, cosine, sine))
         shapes = {name: shape for name, shape in shapes.items() if name in self._tensors}
         embeds = self._tensors["inputs_embeds"].prefix(shapes["inputs_embeds"])
-        backend, engine, table = self._backend, self._engine, self.embeddings
+        logits = self._tensors["logits"].prefix((batch * wanted, self.vocab_size))
+        past_length = self._length_tensor("past_length", (batch,))
+        sampled = self._token_ids.prefix((batch,))  # where the next step looks for its ids
+        backend, engine, table, sampler = self._backend, self._engine, self.embeddings, self._sampler
+        rows = range(batch)
 
-        def step() -> None:
+        def run_engine() -> None:
             backend.gather_embeddings(table, token_ids, embeds)
             for rope, cosine, sine in ropes:
                 backend.rope_tables(rope, positions, cosine, sine)
-            engine.run(shapes, first_row)
+            engine.run(shapes, first_row, bucket)
+
+        def decode() -> None:
+            """One token further, all of it on the device, and ready for the step after it."""
+            run_engine()
+            sampler.sample(logits, rows, sampled)
+            backend.advance((positions, past_length))
 
         return _Call(
             token_ids=token_ids,
             positions=positions,
-            past_length=self._length_tensor("past_length", (batch,)),
+            past_length=past_length,
             query_length=self._length_tensor("query_length", (batch,)),
-            last_token_index=self._length_tensor("last_token_index", (batch, 1)),
-            logits=self._tensors["logits"].prefix((batch, self.vocab_size)),
-            sampled=self._sampled.prefix((batch,)),
-            step=_Direct(step) if chunk > 1 else backend.capture((batch, chunk, first_row), step),
+            last_token_index=self._length_tensor("last_token_index", (batch, wanted)),
+            logits=logits,
+            sampled=sampled,
+            prefill=run_engine,
+            step=backend.capture((batch, chunk, first_row, bucket, wanted), decode),
         )
 
     def _length_tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -255,13 +306,25 @@ class ModelExecutor:
     # -- the rest ----------------------------------------------------------------------------------------------
 
     def capture_decode_steps(self) -> bool:
-        """Record the decode step of every batch size; False where the backend could not (steps then run eagerly)."""
+        """Record the decode step of every batch size and length bucket; False where one of them runs eagerly.
+
+        Like ``warm_up``, only while no sequence is seated.
+        """
+        capacity = self.limits.max_kv_cache_capacity
+        buckets = [self._engine.length_bucket(1)]
+        while 0 < buckets[-1] < capacity:
+            buckets.append(self._engine.length_bucket(buckets[-1] + 1))
+        for row in range(self.limits.max_batch_size):
+            self.start_row(row, SamplingRow(), [0])
+        recorded = True
         try:
             for batch in range(1, self.limits.max_batch_size + 1):
-                self._call(batch, 1, 0)
+                for bucket in buckets:
+                    self.decode([0] * batch, [max(0, bucket - 1)] * batch)
+                    recorded &= self._call(batch, 1, 0, bucket).step.record()
         except BackendError:
             return False
-        return True
+        return recorded
 
     def warm_up(self, max_batch_size: int = 0) -> None:
         """Run one prefill chunk and one decode step of each batch size, so that the first request finds all ready.
@@ -289,15 +352,6 @@ class ModelExecutor:
     def close(self) -> None:
         """Free the engine."""
         self._engine.close()
-
-
-class _Direct:
-    """A prefill call: of too many sizes to be worth recording."""
-
-    __slots__ = ("run",)
-
-    def __init__(self, step: Callable[[], None]) -> None:
-        self.run = step
 
 
 class _Work:

@@ -80,7 +80,7 @@ class LLMRankRuntime:
             self.tokenizer.chat_template = chat_template
         self._owns_backend = backend is None or isinstance(backend, str)
         self._backend: Backend = (
-            open_backend(backend or "auto", threads=threads, lowering=self._directory.manifest.lowering)
+            open_backend(backend or "auto", threads=threads, directory=self._directory)
             if backend is None or isinstance(backend, str)
             else backend
         )

@@ -62,8 +62,8 @@ def test_a_cache_that_is_not_written_in_place_is_noticed(tmp_path: Path, monkeyp
     honest = CPUKVCache.__init__
     copies: list[list[np.ndarray]] = []  # kept: the engine holds their addresses
 
-    def forgetful(self: CPUKVCache, layout: CacheLayout, rows: int, capacity: int) -> None:
-        honest(self, layout, rows, capacity)
+    def forgetful(self: CPUKVCache, layout: CacheLayout, rows: int, capacity: int, **order: bool) -> None:
+        honest(self, layout, rows, capacity, **order)
 
         class Fresh(list[np.ndarray]):
             def __iter__(self):  # type: ignore[no-untyped-def]

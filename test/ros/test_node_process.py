@@ -93,7 +93,7 @@ def test_a_signal_during_a_generation_ends_it_with_a_reason_and_the_process_in_t
     assert time.monotonic() - begin < EXIT_LIMIT
     bench.wait(lambda: bench.client.reports and bench.client.responses, "the end is told")
     assert pairs(bench.client.reports[0])["refusal_code"] == "shutting_down"
-    assert bench.client.responses == ["".join(bench.client.deltas)]
+    bench.wait(lambda: bench.client.responses == ["".join(bench.client.deltas)], "the pieces join to the response")
     assert "Traceback" not in bench.process.output()
 
 
@@ -160,16 +160,29 @@ def test_an_engine_that_cannot_be_loaded_is_told_and_the_process_lives(
     assert bench.process.stop() == 0
 
 
-def test_a_bad_parameter_ends_the_process_with_one_sentence() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--ros-args", "-p", "generation.temperature:=hot"], "generation.temperature is 'hot'"),
+        (["--ros-args", "-p", "qos_overrides./prompt.subscription.reliability:=banana"], "banana"),
+        (["--ros-args", "--params-file", "/nowhere/file.yaml"], "/nowhere/file.yaml"),
+        (["--ros-args", "-p", "nonsense"], "nonsense"),
+        (["--turbo"], "The argument --turbo is unknown"),
+    ],
+    ids=["parameter", "quality of service", "missing file", "no assignment", "no ROS argument"],
+)
+def test_a_command_line_that_cannot_be_taken_ends_the_process_with_one_sentence(
+    arguments: list[str], part: str
+) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "edgellm_ros.ros.node", "--ros-args", "-p", "generation.temperature:=hot"],
+        [sys.executable, "-m", "edgellm_ros.ros.node", *arguments],
         capture_output=True,
         text=True,
         timeout=DEADLINE,
         check=False,
     )
     assert result.returncode == 2
-    assert "generation.temperature is 'hot'" in result.stderr and "Traceback" not in result.stderr
+    assert part in result.stderr and "Traceback" not in result.stderr
 
 
 def test_a_subscriber_that_is_killed_does_not_end_the_answer(start: Callable[..., ProcessBench]) -> None:

@@ -75,13 +75,14 @@ def test_a_busy_node_does_what_its_policy_says(slow: NodeBench, policy: str, cod
 
 
 def test_a_refusal_does_not_come_between_the_pieces_of_an_answer(start_node: Callable[..., NodeBench]) -> None:
-    bench = start_node({"fake.answer": "x" * 60, "fake.step_latency": 0.01, "prompt.on_busy": "reject"})
+    bench = start_node({"fake.answer": "x" * 200, "fake.step_latency": 0.01, "prompt.on_busy": "reject"})
     running(bench)
     bench.client.ask("refused")
     bench.wait(lambda: len(bench.client.reports) == 1, "the report comes at once")
     assert pairs(bench.client.reports[0])["refusal_code"] == "busy" and bench.client.responses == []
     bench.wait(lambda: len(bench.client.responses) == 2, "the responses")
-    assert bench.client.responses == ["x" * 60, ""] == ["".join(bench.client.deltas), ""]
+    assert bench.client.responses == ["x" * 200, ""]
+    bench.wait(lambda: "".join(bench.client.deltas) == "x" * 200, "the pieces")
 
 
 def test_a_running_request_keeps_its_settings_and_the_next_takes_the_new_ones(
@@ -194,7 +195,7 @@ def test_deactivation_ends_the_running_request_with_a_reason(slow: NodeBench) ->
     assert time.monotonic() - start < 2.0
     slow.wait(lambda: len(slow.client.reports) == 2 and len(slow.client.responses) == 2, "both end")
     assert {pairs(report)["refusal_code"] for report in slow.client.reports} == {"not_active"}
-    assert "".join(slow.client.deltas) in slow.client.responses
+    slow.wait(lambda: "".join(slow.client.deltas) in slow.client.responses, "the pieces join to the response")
     assert slow.change(Transition.TRANSITION_ACTIVATE)
     slow.set(generation__max_tokens=2)
     assert slow.answer("again")[0] == "xx"

@@ -1,45 +1,55 @@
-"""What all families share: checked configuration values, the common shape, and the decoder's frame."""
+"""What a family is: the names of its architectures, and how its configuration becomes a ``DecoderConfig``."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from ...engine_format import RopeConfig
 from ...errors import CheckpointError
-from ..graph import Graph
-from ..weights import Weight
 
-LARGEST = 1 << 24
-MOST_LAYERS = 1 << 10
-MOST_HEADS = 1 << 12
-WIDEST_HEAD = 1 << 12
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """How one layer attends: ``rope`` names its rope kind (None: positions are not rotated into it), ``window`` is
+    the number of keys that a query sees, itself included (0: all before it).
+    """
+
+    rope: str | None
+    window: int = 0
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Dimensions of a decoder, read from a checkpoint and checked against each other."""
+    """A decoder as data, read from a checkpoint and checked against itself."""
 
     family: str
     name: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
     norm_epsilon: float
     rope: Mapping[str, RopeConfig]
+    layers: tuple[LayerPlan, ...]
     max_position_embeddings: int
     tied: bool
-    attention_bias: bool = False
+    attention_scale: float
+    attention_softcap: float = 0.0  # scores become cap * tanh(scores / cap); 0: they stay
+    logit_softcap: float = 0.0
+    activation: str = "silu"  # or gelu_tanh
+    query_key_value_bias: bool = False
+    output_bias: bool = False
     mlp_bias: bool = False
+    query_key_norm: bool = False
+    sandwich_norms: bool = False  # what attention and MLP give is normalised too, before it is added
+    norm_offset: float = 0.0  # norms multiply by offset + weight
+    embedding_scale: float = 1.0
     bos_token_id: int | None = None
     pad_token_id: int | None = None
-    embedding_scale: float = 1.0
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -54,87 +64,28 @@ class DecoderConfig:
                 raise CheckpointError(f"config.json: {key} is {token}; want an id below {self.vocab_size}.")
 
     @property
+    def num_hidden_layers(self) -> int:
+        """Number of layers."""
+        return len(self.layers)
+
+    @property
     def kv_layers(self) -> tuple[tuple[int, int], ...]:
         """(num_kv_heads, head_dim) of each layer."""
         return ((self.num_key_value_heads, self.head_dim),) * self.num_hidden_layers
 
+    @property
+    def window(self) -> int:
+        """The window of the layers that have one; 0 where none has."""
+        return max((layer.window for layer in self.layers), default=0)
 
-class Family(Protocol):
-    """A group of models with one graph."""
 
+@dataclass(frozen=True)
+class Family:
+    """A group of models with one way to read their configuration; the graph is that of ``families.decoder``.
+
+    ``parse`` raises CheckpointError where a value is missing, out of range, or of a kind that is not built.
+    """
+
+    name: str
     architectures: tuple[str, ...]  # as ``architectures`` of config.json has them
-
-    def parse(self, config: Mapping[str, Any]) -> DecoderConfig:
-        """:raises CheckpointError: a value is missing, out of range, or of a kind this family does not build."""
-        ...
-
-    def tensors(self, config: DecoderConfig) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor that the graph needs, with its shape."""
-        ...
-
-    def ignores(self, config: DecoderConfig, name: str) -> bool:
-        """Whether a tensor that the graph does not need may be in the checkpoint all the same."""
-        ...
-
-    def build(self, graph: Graph, config: DecoderConfig, weights: Mapping[str, Weight]) -> None:
-        """Write the graph."""
-        ...
-
-
-def whole_number(config: Mapping[str, Any], key: str, default: int | None = None, *, largest: int = LARGEST) -> int:
-    """A positive whole number of a configuration; an absent or null key gives ``default``.
-
-    :raises CheckpointError: absent without a default, or another value.
-    """
-    value = config.get(key)
-    value = default if value is None else value
-    if value is None:
-        raise CheckpointError(f"config.json lacks {key}; want a whole number: fetch it again.")
-    if type(value) is not int or not 1 <= value <= largest:
-        raise CheckpointError(f"config.json: {key} is {value!r}; want a whole number from 1 to {largest}.")
-    return value
-
-
-def real_number(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    """A positive number of a configuration. :raises CheckpointError: as ``whole_number``."""
-    value = config.get(key)
-    value = default if value is None else value
-    if value is None:
-        raise CheckpointError(f"config.json lacks {key}; want a number: fetch it again.")
-    if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
-        raise CheckpointError(f"config.json: {key} is {value!r}; want a positive number.")
-    return float(value)
-
-
-def switch(config: Mapping[str, Any], key: str, default: bool) -> bool:
-    """True or false of a configuration. :raises CheckpointError: another value."""
-    value = config.get(key)
-    value = default if value is None else value
-    if type(value) is not bool:
-        raise CheckpointError(f"config.json: {key} is {value!r}; want true or false.")
-    return value
-
-
-def token_id(config: Mapping[str, Any], key: str) -> int | None:
-    """A token id; the first one of a list; None when absent or negative. :raises CheckpointError: another value."""
-    value = config.get(key)
-    if isinstance(value, list) and value:
-        value = value[0]
-    if value is None or value == -1:
-        return None
-    if type(value) is not int or value < 0:
-        raise CheckpointError(f"config.json: {key} is {value!r}; want a token id.")
-    return value
-
-
-def rope_settings(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
-    """Base and scaling object, from ``rope_theta`` + ``rope_scaling`` or the newer ``rope_parameters``.
-
-    :raises CheckpointError: neither a mapping nor null.
-    """
-    key = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
-    scaling = config.get(key)
-    if scaling is not None and not isinstance(scaling, Mapping):
-        raise CheckpointError(f"config.json: {key} is {scaling!r}; want an object or null.")
-    base = (scaling or {}).get("rope_theta", config.get("rope_theta"))
-    return real_number({"rope_theta": base}, "rope_theta", 10000.0), scaling
+    parse: Callable[[Mapping[str, Any]], DecoderConfig]

@@ -5,8 +5,12 @@ from __future__ import annotations
 from ...errors import CheckpointError
 from .base import Lowering
 from .onnxruntime import OnnxRuntimeLowering
+from .tensorrt import TensorRTLowering
+from .tensorrt_legacy import TensorRTLegacyLowering
 
-LOWERINGS: dict[str, Lowering] = {row.name: row for row in (OnnxRuntimeLowering(),)}
+LOWERINGS: dict[str, Lowering] = {
+    row.name: row for row in (OnnxRuntimeLowering(), TensorRTLowering(), TensorRTLegacyLowering())
+}
 
 
 def lowering(name: str) -> Lowering:

@@ -6,6 +6,8 @@
 * ``FusedMatMul(transB=1)`` reads matrices as checkpoints store them; it is as fast as a transposed copy.
 * ``MatMulNBits`` needs ``accuracy_level=4`` (integer dot products) and integer zero points, else it is ten times
   slower.
+* fp16 is for the CUDA provider, whose ``GroupQueryAttention`` has no ``query_seqlens`` and computes in no float32:
+  there every row of a chunk adds all its positions, padding too, and only one row at a time more than one.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from ...errors import CheckpointError
 from ..graph import AttentionShape, Dimension, Graph, Parameter, StoredTensor, Value
 from ..quantize import BLOCK, int8_bands
 from ..weights import Weight
-from .base import BATCH, CAPACITY, declare_common_inputs, gather_positions
+from .base import BATCH, CAPACITY, declare_common_inputs, dimension, gather_positions
 
 MICROSOFT = "com.microsoft"
+HEAD_MULTIPLE = 8  # of GroupQueryAttention
 
 
 class OnnxRuntimeLowering:
@@ -28,15 +32,18 @@ class OnnxRuntimeLowering:
     name = "onnxruntime"
     opsets: Mapping[str, int] = {"": 23, MICROSOFT: 1}
     ir_version = 11
-    precisions: Sequence[str] = ("fp32", "int8")
+    precisions: Sequence[str] = ("fp32", "fp16", "int8")
 
     def declare_inputs(self, graph: Graph, hidden_size: int, rope: Mapping[str, int]) -> Value:
         """See ``Lowering``."""
-        return declare_common_inputs(graph, hidden_size, rope)
+        embeddings = declare_common_inputs(graph, hidden_size, rope)
+        if _ragged(graph):
+            graph.input("query_length", "int32", [BATCH])
+        return embeddings
 
     def linear(self, graph: Graph, x: Value, weight: Weight, bias: Weight | None) -> Value:
         """See ``Lowering``."""
-        if graph.precision.bits == 32:
+        if graph.precision.bits >= 16:
             (y,) = graph.node("FusedMatMul", [x, graph.parameter(weight)], domain=MICROSOFT, transB=1)
         else:
             y = self._linear_int8(graph, x, weight)
@@ -69,44 +76,87 @@ class OnnxRuntimeLowering:
         """See ``Lowering``."""
         return graph.node("RMSNormalization", [x, graph.parameter(weight)], axis=-1, epsilon=epsilon)[0]
 
-    def rope(self, graph: Graph, x: Value, kind: str, heads: int, head_dim: int) -> Value:
+    def gelu_tanh(self, graph: Graph, x: Value) -> Value:
         """See ``Lowering``."""
-        tables = [Value(f"rope_cos_{kind}"), Value(f"rope_sin_{kind}")]
-        return graph.node("RotaryEmbedding", [x, *tables], num_heads=heads)[0]
+        return graph.node("Gelu", [x], approximate="tanh")[0]
 
     def attention(
         self, graph: Graph, query: Value, key: Value, value: Value, layer: int, shape: AttentionShape
     ) -> Value:
-        """See ``Lowering``."""
+        """See ``Lowering``.
+
+        :raises CheckpointError: a head size that the operator does not take.
+        """
+        if shape.head_dim % HEAD_MULTIPLE:
+            raise CheckpointError(
+                f"head_dim is {shape.head_dim}; the lowering {self.name} wants a multiple of {HEAD_MULTIPLE}: build it "
+                "with another lowering."
+            )
+        query = self._rotate(graph, query, shape.heads, shape.rope)
+        key = self._rotate(graph, key, shape.kv_heads, shape.rope)
         cache: list[Dimension] = [BATCH, shape.kv_heads, CAPACITY, shape.head_dim]
-        past = [graph.input(f"past_{kind}_{layer}", "float32", cache) for kind in ("key", "value")]
+        past = [graph.input(f"past_{kind}_{layer}", graph.element, cache) for kind in ("key", "value")]
         present = [f"present_{kind}_{layer}" for kind in ("key", "value")]
         for name in present:
-            graph.declare_output(name, "float32", cache)
+            graph.declare_output(name, graph.element, cache)
         last_position, total = self._lengths(graph, past[0])
         absent = [None] * 9  # inputs 7 to 15: rotary tables, positions, bias, sink, scales, norms
+        ragged = [*absent, Value("query_length")] if _ragged(graph) else []
         return graph.node(
             "GroupQueryAttention",
-            [query, key, value, *past, last_position, total, *absent, Value("query_length")],
+            [query, key, value, *past, last_position, total, *ragged],
             outputs=[None, *present],
             domain=MICROSOFT,
             num_heads=shape.heads,
             kv_num_heads=shape.kv_heads,
-            scale=shape.scale,
+            scale=1.0,
             do_rotary=0,
+            **self._optional_attributes(graph, shape),
         )[0]
 
+    def _rotate(self, graph: Graph, x: Value, heads: int, rope: str | None) -> Value:
+        if rope is None:
+            return x
+        tables = [graph.as_element(f"rope_{table}_{rope}") for table in ("cos", "sin")]
+        return graph.node("RotaryEmbedding", [x, *tables], num_heads=heads)[0]
+
+    def _optional_attributes(self, graph: Graph, shape: AttentionShape) -> dict[str, float]:
+        """Window and soft cap; how many keys the window must let through is noted for the runtime to check."""
+        attributes: dict[str, float] = {}
+        if shape.softcap:
+            attributes["softcap"] = shape.softcap
+        if shape.window:
+            attributes["local_window_size"] = shape.window
+            graph.metadata |= {"sliding_window": str(shape.window), "local_window_size": str(shape.window)}
+        return attributes
+
     def _lengths(self, graph: Graph, cache: Value) -> tuple[Value, Value]:
-        """Index of each row's last valid position, int32 [B], and the capacity, an int32 scalar; once per graph."""
+        """Index of each row's last position, int32 [B], and the capacity, an int32 scalar; once per graph."""
         if "last_position" not in graph.remembered:
-            (length,) = graph.node("Add", [Value("past_length"), Value("query_length")])
-            one = graph.constant(np.array(1, dtype=np.int32))
-            (graph.remembered["last_position"],) = graph.node("Sub", [length, one])
+            if _ragged(graph):
+                (length,) = graph.node("Add", [Value("past_length"), Value("query_length")])
+                one = graph.constant(np.array(1, dtype=np.int32))
+                (graph.remembered["last_position"],) = graph.node("Sub", [length, one])
+            else:
+                graph.remembered["last_position"] = graph.add(Value("past_length"), self._last_of_chunk(graph))
             (shape,) = graph.node("Shape", [cache], start=2, end=3)
             (capacity,) = graph.node("Squeeze", [shape])
             (graph.remembered["capacity"],) = graph.node("Cast", [capacity], to="int32")
         return graph.remembered["last_position"], graph.remembered["capacity"]
 
+    def _last_of_chunk(self, graph: Graph) -> Value:
+        """S - 1, int32 [1], made by a Range: on a GPU that is a kernel, where a Cast would be a copy from the host."""
+        length = dimension(graph, Value("inputs_embeds"), 1)
+        one = graph.constant(np.array(1, dtype=np.int64))
+        (last,) = graph.node("Sub", [length, one])
+        (index,) = graph.node("Range", [last, length, one])
+        return graph.node("Cast", [index], to="int32")[0]
+
     def gather_positions(self, graph: Graph, x: Value, index: Value) -> Value:
         """See ``Lowering``."""
         return gather_positions(graph, x, index)
+
+
+def _ragged(graph: Graph) -> bool:
+    """Whether rows of one call may add different numbers of positions."""
+    return graph.element == "float32"

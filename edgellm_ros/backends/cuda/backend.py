@@ -1,0 +1,286 @@
+"""The GPU backend: memory, kernels, engines and recorded steps of one NVIDIA GPU behind the seam."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import BackendError, MisuseError
+from ..base import CacheLayout, DataType, EmbeddingTable, RopeKind, Tensor
+from .device import Device
+from .embeddings import CUDAEmbeddingTable
+from .engine_frame import EngineFrame
+from .graphs import CUDAStep, Recorder
+from .kernels import Kernels
+from .kv_cache import CacheOrder, CUDAKVCache
+from .memory_check import check_memory
+from .onnxruntime import OnnxRuntimeEngine
+from .probe import probe
+from .sampler import CUDASampler
+from .tensor import CUDAMemory, CUDATensor, cuda_tensor
+from .tensorrt import TensorRTEngine
+
+_THREADS = 256
+_MOST_ADVANCED = 4  # arrays that one kernel takes
+
+
+class CUDABackend:
+    """``library`` runs the engines: ``tensorrt`` or ``onnxruntime``.
+
+    :raises MissingPackageError: cuda-python is not installed.
+    :raises BackendError: no driver, no GPU, or one that cannot be used.
+    """
+
+    def __init__(self, library: str, ordinal: int = 0, *, device: Device | None = None) -> None:
+        if library not in ("tensorrt", "onnxruntime"):
+            raise BackendError(f"library is {library!r}; want 'tensorrt' or 'onnxruntime'.")
+        self._library = library
+        self.device = device or Device(ordinal)
+        self.kernels = Kernels(self.device)
+        self._recorder = Recorder(self.device)
+        self._engines: list[EngineFrame] = []
+        self._steps: list[CUDAStep] = []
+        self._frequencies: dict[RopeKind, CUDAMemory] = {}
+        self._order = CacheOrder.HEADS_FIRST
+        self._bytes = {"caches": 0, "embeddings": 0}
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """``tensorrt`` or ``onnxruntime_cuda``."""
+        return self._library if self._library == "tensorrt" else "onnxruntime_cuda"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise MisuseError("this GPU backend is closed; open a new one.")
+
+    # engines
+
+    def open_engine(self, path: Path, *, cache_layout: CacheLayout | None = None) -> EngineFrame:
+        """Load the plan or graph at ``path`` (or that of an engine directory) and probe it.
+
+        :raises BackendError: it does not load or does not fit this GPU, there is not enough memory, its caches are
+            not ``cache_layout``, or its probe shows numbers that this runtime cannot rely on.
+        """
+        self._check_open()
+        path = Path(path)
+        check_memory(self.device, path if path.is_dir() else path.parent, self._library)
+        engine = self._load(path, own_graph=False)
+        try:
+            self._start(engine, path, cache_layout)
+            if self._library == "onnxruntime" and not engine.capabilities.capture:
+                # Its calls cannot stand in a graph of ours; the provider may still record them itself.
+                engine.close()
+                engine = self._load(path, own_graph=True)
+                self._start(engine, path, cache_layout)
+        except BaseException:
+            engine.close()
+            raise
+        self._engines.append(engine)
+        self._order = engine.caches.order
+        return engine
+
+    def _load(self, path: Path, *, own_graph: bool) -> EngineFrame:
+        if self._library == "tensorrt":
+            return TensorRTEngine(self.device, self.kernels, self._recorder, path)
+        return OnnxRuntimeEngine(self.device, self.kernels, self._recorder, path, own_graph=own_graph)
+
+    def _start(self, engine: EngineFrame, path: Path, cache_layout: CacheLayout | None) -> None:
+        if cache_layout is not None and cache_layout != engine.cache_layout:
+            raise BackendError(
+                f"{path} has caches {engine.cache_layout}; config.json wants {cache_layout}: "
+                "build the engine directory again."
+            )
+        rows = chunk = 0
+        if isinstance(engine, TensorRTEngine):
+            library = f"TensorRT {engine.version}"
+            rows, chunk = (*engine.largest("inputs_embeds"), 0, 0)[:2]
+        else:
+            assert isinstance(engine, OnnxRuntimeEngine)
+            library = f"onnxruntime {engine.version} with CUDA"
+        binding = engine.caches
+
+        def make_cache(rows: int, capacity: int) -> CUDAKVCache:
+            return CUDAKVCache(
+                self.device, self.kernels, binding.layout, rows, binding.fixed_capacity or capacity, binding.order
+            )
+
+        engine.capabilities = probe(
+            engine, self._recorder, self._place, make_cache, library, min(rows, 2), min(chunk, 5)
+        )
+
+    def _place(self, values: np.ndarray, dtype: DataType) -> CUDATensor:
+        tensor = self.allocate(values.shape, dtype)
+        tensor.write(values)
+        return tensor
+
+    # memory
+
+    def allocate(self, shape: tuple[int, ...], dtype: DataType) -> CUDATensor:
+        """Zeroed memory.
+
+        :raises BackendError: the GPU has not enough.
+        """
+        self._check_open()
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.numpy.itemsize
+        return CUDATensor(CUDAMemory(self.device, size), tuple(shape), dtype)
+
+    def allocate_kv_cache(self, layout: CacheLayout, rows: int, capacity: int) -> CUDAKVCache:
+        """Zeroed caches, in the order that the engine opened last wants.
+
+        :raises BackendError: an element type that this backend has not, or not enough memory.
+        """
+        self._check_open()
+        cache = CUDAKVCache(self.device, self.kernels, layout, rows, capacity, self._order)
+        self._bytes["caches"] += cache.nbytes
+        return cache
+
+    def allocate_sampler(self, rows: int, vocab_size: int) -> CUDASampler:
+        """Sampling state for ``rows`` sequences."""
+        self._check_open()
+        return CUDASampler(self.device, self.kernels, self._recorder, rows, vocab_size)
+
+    def open_embeddings(self, path: Path, *, scale: float = 1.0) -> CUDAEmbeddingTable:
+        """Copy the ``embedding`` tensor of a safetensors file to the GPU.
+
+        :raises EngineDirectoryError: missing, damaged, or of an element type this runtime cannot read.
+        """
+        self._check_open()
+        table = CUDAEmbeddingTable(self.device, Path(path), scale)
+        self._bytes["embeddings"] += table.nbytes
+        return table
+
+    # kernels
+
+    def gather_embeddings(self, table: EmbeddingTable, token_ids: Tensor, out: Tensor) -> None:
+        """Fill out float32 [B,S,D] with scale * table[token_ids int32 [B,S]]; ids outside the vocabulary give zeros."""
+        if not isinstance(table, CUDAEmbeddingTable):
+            raise MisuseError(f"a {type(table).__name__} was given to a GPU backend; want a table that it opened.")
+        ids, rows = cuda_tensor(token_ids, self.device), cuda_tensor(out, self.device)
+        if rows.shape != (*ids.shape, table.shape[1]):
+            raise ValueError(
+                f"embeddings of ids {ids.shape} were asked into {rows.shape}; want [..., {table.shape[1]}]."
+            )
+        table.gather(self.kernels, ids, rows)
+
+    def rope_tables(self, rope: RopeKind, positions: Tensor, cosine: Tensor, sine: Tensor) -> None:
+        """cosine, sine float32 [B,S,head_dim/2] of positions int32 [B,S]; angles are float32 products."""
+        frequency = self._frequencies.get(rope)
+        if frequency is None:
+            values = np.asarray(rope.inverse_frequency, dtype=np.float32)
+            frequency = self._frequencies[rope] = CUDAMemory(self.device, values.nbytes)
+            self.device.write(frequency.address, values)
+        where, cosines, sines = (cuda_tensor(tensor, self.device) for tensor in (positions, cosine, sine))
+        half = len(rope.inverse_frequency)
+        if cosines.shape != (*where.shape, half) or sines.shape != cosines.shape:
+            raise ValueError(f"rope tables {cosines.shape} were asked of positions {where.shape}; want [..., {half}].")
+        self.kernels["rope_tables"].launch(
+            (where.nbytes // 4, 1, 1), min(_THREADS, -(-half // 32) * 32), where.address, frequency.address,
+            cosines.address, sines.address, half, rope.scale,
+        )  # fmt: skip
+
+    def advance(self, tensors: Sequence[Tensor], amount: int = 1) -> None:
+        """Add ``amount`` to every element of int32 ``tensors``."""
+        arrays = [cuda_tensor(tensor, self.device) for tensor in tensors]
+        for first in range(0, len(arrays), _MOST_ADVANCED):
+            some = arrays[first : first + _MOST_ADVANCED]
+            empty = _MOST_ADVANCED - len(some)
+            packed = struct.pack(
+                "=4Q4i", *(array.address for array in some), *[0] * empty,
+                *(array.nbytes // 4 for array in some), *[0] * empty,
+            )  # fmt: skip
+            self.kernels["advance"].launch((1, 1, 1), _THREADS, packed, amount)
+
+    def copy(self, source: Tensor, destination: Tensor) -> None:
+        """Copy the elements of one tensor into another of equal shape and type."""
+        given, place = cuda_tensor(source, self.device), cuda_tensor(destination, self.device)
+        if (given.shape, given.dtype) != (place.shape, place.dtype):
+            raise ValueError(f"a copy of {given.shape} into {place.shape} was asked; want equal shapes and types.")
+        self.device.copy(given.address, place.address, given.nbytes)
+
+    def gather_rows(self, source: Tensor, rows: Tensor, out: Tensor) -> None:
+        """out[m] = source[rows[m]]; source [N,D], rows int32 [M], out [M,D]; zeros for a row outside."""
+        given, places, result = (cuda_tensor(tensor, self.device) for tensor in (source, rows, out))
+        words = _row_words(given, places, result)
+        self.kernels["gather_rows"].launch(
+            (places.nbytes // 4, 1, 1), _THREADS, given.address, places.address, result.address, given.shape[0], words
+        )
+
+    def splice_rows(self, source: Tensor, rows: Tensor, out: Tensor) -> None:
+        """out[rows[m]] = source[m]; source [M,D], rows int32 [M], out [N,D]; nothing for a row outside."""
+        given, places, result = (cuda_tensor(tensor, self.device) for tensor in (source, rows, out))
+        words = _row_words(result, places, given)
+        self.kernels["splice_rows"].launch(
+            (places.nbytes // 4, 1, 1), _THREADS, given.address, places.address, result.address, result.shape[0], words
+        )
+
+    def euler_step(self, state: Tensor, velocity: Tensor, step: float) -> None:
+        """Add ``step * velocity`` to ``state``, float32 of equal shapes."""
+        values, slope = cuda_tensor(state, self.device), cuda_tensor(velocity, self.device)
+        if values.shape != slope.shape or {values.dtype, slope.dtype} != {DataType.FLOAT32}:
+            raise ValueError(
+                f"an euler step of {values.shape} with {slope.shape} was asked; want equal float32 shapes."
+            )
+        count = values.nbytes // 4
+        self.kernels["euler_step"].launch(
+            (-(-count // _THREADS), 1, 1), _THREADS, values.address, slope.address, step, count
+        )
+
+    # steps
+
+    def capture(self, key: Hashable, step: Callable[[], None]) -> CUDAStep:
+        """A step that becomes a CUDA graph at its second run, where it can."""
+        self._check_open()
+        captured = CUDAStep(self.device, self._recorder, key, step)
+        self._steps.append(captured)
+        return captured
+
+    def read_async(self, tensor: Tensor) -> Any:
+        """A copy to pinned host memory that is under way."""
+        given = cuda_tensor(tensor, self.device)
+        return self.device.read(given.address, given.shape, given.dtype.numpy)
+
+    def synchronize(self) -> None:
+        """Wait for the stream.
+
+        :raises BackendError: work on it failed.
+        """
+        self.device.synchronize()
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes in use by this backend, of it ``caches`` and ``embeddings``, and ``free`` and ``total`` of the GPU."""
+        free, total = self.device.memory()
+        return {**self._bytes, "allocated": self.device.allocated, "free": free, "total": total}
+
+    def close(self) -> None:
+        """Free everything; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        for step in self._steps:
+            step.close()
+        engines, self._engines = self._engines, []
+        for engine in engines:
+            engine.close()
+        self._steps.clear()
+        self._frequencies.clear()
+        if not self.device.driver.lost:
+            self.device.synchronize()
+        self.kernels.close()
+        self.device.close()
+
+
+def _row_words(table: CUDATensor, rows: CUDATensor, part: CUDATensor) -> int:
+    """32-bit words of a row, once the shapes are found to fit."""
+    fits = len(table.shape) == 2 and rows.dtype is DataType.INT32 and part.shape == (*rows.shape, table.shape[1])
+    size = table.shape[-1] * table.dtype.numpy.itemsize
+    if not fits or part.dtype is not table.dtype or size % 4:
+        raise ValueError(
+            f"rows {rows.shape} of {table.dtype.value} {table.shape} and {part.dtype.value} {part.shape} were asked; "
+            "want [M] of [N,D] and [M,D] of one type, D a multiple of four bytes."
+        )
+    return size // 4

@@ -1,0 +1,247 @@
+"""Compile the TensorRT plan of an engine directory, on the GPU that will run it.
+
+Two optimisation profiles: any chunk (prefill), and one position a row (decode). The timing cache is kept beside the
+plan, so that compiling again after a change is quick. Weights stay in the graph's external data: the importer maps
+that file, and host memory holds what TensorRT itself makes of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..backends.cuda.device import Device
+from ..backends.cuda.plan_file import TIMING_CACHE_FILE, PlanInfo, check_plan, file_digest
+from ..backends.cuda.tensorrt_api import TensorRT
+from ..engine_format import GRAPH_FILE, PLAN_FILE, EngineDirectory, open_engine_directory
+from ..errors import BackendError, CheckpointError
+from .plan_profiles import profile_ranges
+
+LOWERINGS = {"tensorrt": (10, 15), "tensorrt_legacy": (8, 5)}  # and the oldest TensorRT that takes them
+DEFAULT_WORKSPACE = 1 << 30
+_BEAT = 1.0  # seconds between reports of a version that tells no progress itself
+
+PlanProgress = Callable[[str, float], None]  # what is done, and seconds since the start
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """How a plan is compiled.
+
+    ``workspace`` bounds the scratch memory of a kernel, in bytes. ``library_tactics`` lets TensorRT time kernels of
+    cuBLAS and cuDNN too, where they are installed.
+    """
+
+    workspace: int = DEFAULT_WORKSPACE
+    library_tactics: bool = True
+
+    def __post_init__(self) -> None:
+        if type(self.workspace) is not int or not 1 << 20 <= self.workspace <= 1 << 40:
+            raise CheckpointError(f"workspace is {self.workspace!r} bytes; want a whole number from 1 MB to 1 TB.")
+
+
+def compile_plan(
+    directory: Path | str,
+    options: PlanOptions | None = None,
+    progress: PlanProgress | None = None,
+    *,
+    api: TensorRT | None = None,
+    device: Device | None = None,
+) -> Path:
+    """Write ``llm.engine`` into an engine directory of a TensorRT lowering; a plan that fits already is left as it is.
+
+    :raises CheckpointError: the lowering has no plan, or is for a newer TensorRT than the installed one.
+    :raises EngineDirectoryError: no sound engine directory.
+    :raises MissingPackageError: TensorRT or cuda-python is not installed.
+    :raises BackendError: no GPU, or TensorRT refuses the graph.
+    """
+    options = options or PlanOptions()
+    found = open_engine_directory(directory)
+    oldest = LOWERINGS.get(found.manifest.lowering)
+    if oldest is None:
+        raise CheckpointError(
+            f"{found.path} has the lowering {found.manifest.lowering!r}, which has no plan; build it with one of "
+            f"{', '.join(LOWERINGS)}."
+        )
+    api = api or TensorRT()
+    if api.number < oldest:
+        raise CheckpointError(
+            f"the lowering {found.manifest.lowering!r} wants TensorRT {oldest[0]}.{oldest[1]} or newer; {api.version} "
+            "is installed: build with '--lowering tensorrt_legacy'."
+        )
+    owned = device is None
+    device = device or Device()
+    try:
+        plan = found.path / PLAN_FILE
+        with contextlib.suppress(BackendError):
+            check_plan(plan, api.version, device.architecture, device.name)
+            return plan
+        device.enter()
+        _Compilation(found, options, api, device, progress or (lambda what, seconds: None)).run(plan)
+        return plan
+    finally:
+        if owned:
+            device.close()
+
+
+class _Compilation:
+    def __init__(
+        self, directory: EngineDirectory, options: PlanOptions, api: TensorRT, device: Device, progress: PlanProgress
+    ) -> None:
+        self._directory, self._options, self._api, self._device = directory, options, api, device
+        self._progress = progress
+        self._start = time.monotonic()
+
+    def _report(self, what: str) -> None:
+        self._progress(what, time.monotonic() - self._start)
+
+    def run(self, plan: Path) -> None:
+        self._report("reading the graph")
+        module = self._api.module
+        builder = module.Builder(self._api.logger)
+        network = builder.create_network(self._network_flags())
+        self._parse(network)
+        config = self._configure(builder, network)
+        cache = self._attach_timing_cache(config)
+        self._report("compiling the plan")
+        self._api.logger.last = ""
+        with self._heartbeat(config):
+            content = builder.build_serialized_network(network, config)
+        if content is None:
+            raise BackendError(f"TensorRT {self._api.version} makes no plan: {self._api.last_error()}.")
+        self._report("writing the plan")
+        _write(plan, content)
+        if cache is not None:
+            with contextlib.suppress(OSError):  # only time is lost without it
+                _write(plan.with_name(TIMING_CACHE_FILE), cache.serialize())
+        limits = self._directory.config.limits
+        PlanInfo(
+            tensorrt=self._api.version,
+            architecture=self._device.architecture,
+            device=self._device.name,
+            precision=self._directory.manifest.precision,
+            plan_bytes=plan.stat().st_size,
+            plan_sha256=file_digest(plan),
+            graph_sha256=file_digest(plan.with_name(GRAPH_FILE)),
+            limits={
+                "max_batch_size": limits.max_batch_size,
+                "max_input_len": limits.max_input_len,
+                "max_kv_cache_capacity": limits.max_kv_cache_capacity,
+            },
+            build_seconds=round(time.monotonic() - self._start, 1),
+        ).write(plan)
+
+    def _network_flags(self) -> int:
+        """Explicit batch where there is another way; types as the graph says where that can be asked for."""
+        kinds = self._api.module.NetworkDefinitionCreationFlag
+        if self._strong:
+            return 1 << int(kinds.STRONGLY_TYPED)
+        return 1 << int(kinds.EXPLICIT_BATCH) if not self._api.modern else 0
+
+    @property
+    def _strong(self) -> bool:
+        return self._api.modern and hasattr(self._api.module.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+
+    def _parse(self, network: Any) -> None:
+        parser = self._api.module.OnnxParser(network, self._api.logger)
+        graph = self._directory.path / GRAPH_FILE
+        if not parser.parse_from_file(str(graph)):
+            errors = [str(parser.get_error(index)) for index in range(parser.num_errors)]
+            first = " ".join(errors[0].split())[:400] if errors else self._api.last_error()
+            raise BackendError(f"TensorRT {self._api.version} does not read {graph}: {first}.")
+
+    def _configure(self, builder: Any, network: Any) -> Any:
+        module = self._api.module
+        config = builder.create_builder_config()
+        config.set_memory_pool_limit(module.MemoryPoolType.WORKSPACE, self._options.workspace)
+        if not self._options.library_tactics:
+            config.set_tactic_sources(0)
+        flags = module.BuilderFlag
+        if hasattr(flags, "TF32"):
+            config.clear_flag(flags.TF32)  # float32 means float32
+        if not self._strong and self._directory.manifest.precision == "fp16":
+            config.set_flag(flags.FP16)
+        inputs = [network.get_input(index) for index in range(network.num_inputs)]
+        for chunk in ("prefill", "decode"):
+            profile = builder.create_optimization_profile()
+            for tensor in inputs:
+                shape = tuple(int(size) for size in tensor.shape)
+                profile.set_shape(
+                    tensor.name, *profile_ranges(tensor.name, shape, self._directory.config.limits, chunk)
+                )
+            config.add_optimization_profile(profile)
+        return config
+
+    def _attach_timing_cache(self, config: Any) -> Any:
+        path = self._directory.path / TIMING_CACHE_FILE
+        content = b""
+        with contextlib.suppress(OSError):
+            content = path.read_bytes()
+        cache = config.create_timing_cache(content)
+        if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
+            cache = config.create_timing_cache(b"")  # of another version or GPU
+            config.set_timing_cache(cache, ignore_mismatch=False)
+        return cache
+
+    @contextlib.contextmanager
+    def _heartbeat(self, config: Any) -> Iterator[None]:
+        """Reports while TensorRT works: its own phases where it tells them, else the time."""
+        if hasattr(self._api.module, "IProgressMonitor"):
+            config.progress_monitor = _make_monitor(self._api.module, self._report)
+            yield
+            return
+        done = threading.Event()
+
+        def beat() -> None:
+            while not done.wait(_BEAT):
+                self._report("compiling the plan")
+
+        thread = threading.Thread(target=beat, name="plan progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+
+def _make_monitor(module: Any, report: Callable[[str], None]) -> Any:
+    class Monitor(module.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            module.IProgressMonitor.__init__(self)
+            self._steps: dict[str, int] = {}
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            self._steps[phase_name] = num_steps
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            report(f"compiling the plan: {phase_name} {step + 1} of {self._steps.get(phase_name, 0)}")
+            return True
+
+        def phase_finish(self, phase_name: str) -> None:
+            self._steps.pop(phase_name, None)
+
+    return Monitor()
+
+
+def _write(path: Path, content: Any) -> None:
+    """Whole or not at all."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(memoryview(content))
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise
