@@ -10,6 +10,7 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 from std_msgs.msg import String
 
 from edgellm_ros.ros.client import pairs
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 SLOW = {"fake.answer": "x" * 400, "fake.step_latency": 0.01}
 
@@ -262,3 +263,30 @@ def test_simulated_time_without_a_clock_is_told(start_node: Callable[..., NodeBe
     bench = start_node({"use_sim_time": True})
     bench.wait(lambda: "/clock" in bench.client.status.message, "the status names the clock")
     assert bench.answer("hello")[0] == "hello"
+
+
+def test_prompts_and_answers_are_not_logged(
+    start_node: Callable[..., NodeBench], capfd: pytest.CaptureFixture[str]
+) -> None:
+    bench = start_node({"fake.answer": "private answer", "prompt.max_characters": 20})
+    bench.answer("private prompt")
+    bench.ask("private prompt that is too long")
+    assert "private" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize(("warm", "calls"), [(True, [1]), (False, [])])
+def test_configuring_warms_the_engine_up_and_passes_the_threads_on(
+    start_node: Callable[..., NodeBench], monkeypatch: pytest.MonkeyPatch, warm: bool, calls: list[int]
+) -> None:
+    warmed: list[int] = []
+    threads: list[int] = []
+    made = LLMInferenceRuntime.__init__
+
+    def make(self: LLMInferenceRuntime, *arguments: object, **options: object) -> None:
+        threads.append(options["threads"])  # type: ignore[arg-type]
+        made(self, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LLMInferenceRuntime, "__init__", make)
+    monkeypatch.setattr(LLMInferenceRuntime, "warm_up", lambda self, size: warmed.append(size))
+    start_node({"engine.warmup": warm, "engine.threads": 3})
+    assert (warmed, threads) == (calls, [3])
