@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import EngineDirectoryError
-from .json_values import LARGEST_FILE, finite_number, read_json, shown, whole_number
+from .json_values import LARGEST_FILE, finite_number, plain_text, read_json, shown, whole_number
 
 FORMAT_VERSION = 1
 
@@ -166,7 +166,7 @@ class EngineConfig:
         try:
             limits = content["builder_config"]
             return cls(
-                model=str(content["model"]),
+                model=plain_text(content["model"]),
                 vocab_size=content["vocab_size"],
                 hidden_size=content["hidden_size"],
                 num_hidden_layers=content["num_hidden_layers"],
@@ -228,12 +228,12 @@ class Manifest:
             )
         try:
             return cls(
-                lowering=str(content["lowering"]),
-                precision=str(content["precision"]),
-                builder_version=str(content["builder_version"]),
-                source=str(content["source"]),
-                licence=str(content["licence"]),
-                fingerprint=str(content["fingerprint"]),
+                lowering=plain_text(content["lowering"]),
+                precision=plain_text(content["precision"]),
+                builder_version=plain_text(content["builder_version"]),
+                source=plain_text(content["source"]),
+                licence=plain_text(content["licence"]),
+                fingerprint=plain_text(content["fingerprint"]),
                 files={
                     str(name): whole_number(f"the size of {name!r}", size, 0, LARGEST_FILE)
                     for name, size in content["files"].items()

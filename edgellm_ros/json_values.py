@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from .errors import EngineDirectoryError
 LARGEST_SIZE = 1 << 31  # of any dimension or token id; the tensors that carry them are int32
 LARGEST_FILE = 1 << 60
 MAX_JSON_BYTES = 100 * 2**20
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def whole_number(name: str, value: Any, low: int, high: int = LARGEST_SIZE) -> int:
@@ -36,6 +38,11 @@ def finite_number(name: str, value: Any) -> float:
         except OverflowError:  # a whole number beyond every float
             pass
     raise ValueError(f"{name} is {shown(value)}; want a finite number")
+
+
+def plain_text(value: Any) -> str:
+    """A name as one line that every log, terminal and message can carry."""
+    return _UNPRINTABLE.sub("\ufffd", str(value))
 
 
 def shown(value: Any) -> str:

@@ -48,13 +48,10 @@ class CPUEngine:
         self._bindings: dict[object, tuple[Any, Any, object]] = {}
         self._inputs: dict[str, TensorSpec] = {}
         self._outputs: dict[str, TensorSpec] = {}
-        self._metadata = dict(self._session.get_modelmeta().custom_metadata_map)
+        inputs, outputs, self._metadata = _described(path, self._session)
         caches = []
-        for nodes, plain in (
-            (self._session.get_inputs(), self._inputs),
-            (self._session.get_outputs(), self._outputs),
-        ):
-            for spec in (_spec(path, node) for node in nodes):
+        for nodes, plain in ((inputs, self._inputs), (outputs, self._outputs)):
+            for spec in nodes:
                 if cache_tensor(spec.name) is None:
                     plain[spec.name] = spec
                 else:
@@ -217,11 +214,24 @@ def _open_session(path: Path, threads: int) -> Any:
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = _FATAL
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        # Its fallback would try the same provider again, after printing on the console.
+        return onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"], enable_fallback=False
+        )
     except Exception as error:  # ONNX Runtime's exceptions share no base but this
         raise BackendError(
             f"{path} does not load in onnxruntime {onnxruntime.__version__}: {_first_line(error)}"
         ) from error
+
+
+def _described(path: Path, session: Any) -> tuple[list[TensorSpec], list[TensorSpec], dict[str, str]]:
+    """Inputs, outputs and metadata of a graph; in a damaged one these may be no text."""
+    try:
+        inputs, outputs = (list(nodes) for nodes in (session.get_inputs(), session.get_outputs()))
+        specs = [[_spec(path, node) for node in nodes] for nodes in (inputs, outputs)]
+        return specs[0], specs[1], dict(session.get_modelmeta().custom_metadata_map)
+    except UnicodeDecodeError:
+        raise BackendError(f"{path} has names that are no text; build the engine directory again.") from None
 
 
 def _spec(path: Path, node: Any) -> TensorSpec:

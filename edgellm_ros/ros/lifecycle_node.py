@@ -25,7 +25,7 @@ from .engine_host import EngineHost, release_memory
 from .history import ConversationHistory
 from .monitor import Monitor, NodeState
 from .parameter_server import ParameterServer
-from .publishers import Publishers, reliable
+from .publishers import Publishers, publishable, reliable
 from .qos_events import QosWatch
 from .requests import PromptBridge
 
@@ -50,6 +50,7 @@ def _transition(on_exception: TransitionCallbackReturn) -> Callable[[_Callback],
                 result = callback(self, state)
             except Exception as error:
                 sentence = str(error) if isinstance(error, EdgeLLMError) else f"{type(error).__name__}: {error}"
+                sentence = publishable(sentence)  # or the logger raises in turn, out of the transition
                 self.get_logger().error(f"{name} failed: {sentence}")
                 self.state.failure = sentence
             else:
@@ -130,7 +131,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
 
     def warn(self, kind: str, sentence: str) -> None:
         """Log a warning, at most one of a kind every few seconds. Any thread may call it."""
-        message = self._throttle.admit(kind, sentence)
+        message = self._throttle.admit(kind, publishable(sentence))
         if message:
             self.get_logger().warning(message)
 

@@ -116,6 +116,17 @@ def test_a_damaged_graph_is_refused_by_name(tmp_path: Path, damage: str, capfd: 
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("name", ["past_length", "logits", "past_key_0"])
+def test_a_graph_whose_names_are_no_text_is_refused_and_nothing_is_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    graph = write_tiny_model(tmp_path) / GRAPH_FILE
+    graph.write_bytes(graph.read_bytes().replace(name.encode(), name.encode()[:-1] + b"\xff"))
+    with pytest.raises(BackendError, match="names that are no text"):
+        CPUBackend(1).open_engine(tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_caches_that_differ_from_the_configuration_are_refused(tmp_path: Path) -> None:
     write_tiny_model(tmp_path)
     with pytest.raises(BackendError, match=r"config\.json"):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -224,3 +225,24 @@ def test_the_last_reports_are_there_for_those_who_come_later(start: Callable[...
     bench.wait(lambda: len(late.reports) == 3 and late.status, "reports and status")
     assert late.responses == []
     late.destroy_node()
+
+
+def test_an_engine_that_names_itself_in_no_valid_text_still_gets_its_reports(
+    start_node: Callable[..., NodeBench], tmp_path: Path
+) -> None:
+    directory = write_fake_engine_directory(tmp_path / "engine", FakeScript(answers=("hello",)))
+    for name, key in (("manifest.json", "fingerprint"), ("config.json", "model")):
+        content = json.loads((directory / name).read_text())
+        content[key] = "bad\ud800\0"
+        (directory / name).write_text(json.dumps(content))
+    manifest = json.loads((directory / "manifest.json").read_text())
+    manifest["files"]["config.json"] = (directory / "config.json").stat().st_size
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    bench = start_node({"engine.directory": str(directory)})
+    text, report = bench.answer("hi")
+    assert (
+        text == "hello"
+        and report["engine.model"] == "bad\ufffd\ufffd"
+        and report["engine.fingerprint"] == "bad\ufffd\ufffd"
+    )
+    assert bench.node.counters.values().unpublished == 0

@@ -143,6 +143,49 @@ def test_no_prompt_is_taken_while_the_engine_holds_one_that_was_given_up(bench: 
     assert bench.codes()[-1] == ""
 
 
+def test_activating_again_does_not_forget_what_the_same_engine_still_holds(bench: BridgeBench) -> None:
+    host = bench.start(ScriptedHost(obey=False))
+    bench.bridge.offer("p0", settings())
+    bench.running(0)
+    bench.bridge.stop(STOPPED)
+    bench.start(host)
+    bench.bridge.offer("p1", settings())
+    assert bench.codes() == ["not_active", "step_timeout"]
+    bench.bridge.stop(STOPPED)
+    bench.start(ScriptedHost("fresh"))  # cleaned up and configured: another engine
+    bench.bridge.offer("p2", settings())
+    bench.wait_reports(3)
+    assert bench.codes()[-1] == ""
+    host.handles[0].end()
+
+
+def test_a_worker_that_comes_back_late_leaves_the_next_request_alone(bench: BridgeBench) -> None:
+    """A request that was given up while it was being prepared must not take the next one's place when it returns."""
+    entered, leave = threading.Event(), threading.Event()
+    slow = ScriptedHost()
+
+    def count_control_tokens(text: str) -> int:
+        entered.set()
+        assert leave.wait(10.0)
+        return 0
+
+    slow.count_control_tokens = count_control_tokens  # type: ignore[method-assign]
+    bench.start(slow)
+    bench.bridge.offer("p0", settings())
+    assert entered.wait(10.0)
+    late = next(thread for thread in threading.enumerate() if thread.name == "edgellm-publish")
+    bench.bridge.stop(STOPPED)
+    bench.start(ScriptedHost())
+    bench.bridge.offer("p1", settings())
+    bench.running(0)
+    leave.set()
+    late.join(10.0)
+    assert not late.is_alive()
+    assert bench.bridge.cancel_all(CANCELLED) == (1, 0)
+    bench.wait_reports(2)
+    assert bench.codes() == ["not_active", "cancelled"]
+
+
 def test_a_deadline_that_the_engine_does_not_keep_is_kept_for_it(bench: BridgeBench) -> None:
     bench.start(ScriptedHost(obey=False))
     bench.bridge.offer("p0", settings(generation__timeout=0.1))
@@ -195,6 +238,15 @@ def test_text_is_in_the_report_only_when_asked_for(bench: BridgeBench) -> None:
     bench.bridge.offer("secret", settings(report__include_text=True))
     bench.wait_reports(1)
     assert (bench.outputs.reports[0].prompt, bench.outputs.reports[0].response) == ("secret", "ok")
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_the_system_prompt_is_in_the_report_only_when_asked_for(bench: BridgeBench, include: bool) -> None:
+    bench.start(ScriptedHost("ok"))
+    bench.bridge.offer("p", settings(report__include_text=include, generation__system_prompt="secret"))
+    bench.wait_reports(1)
+    told = dict(bench.outputs.reports[0].pairs())["setting.generation.system_prompt"]
+    assert told == ("secret" if include else "(6 characters)")
 
 
 def test_a_wrong_join_of_pieces_is_counted(bench: BridgeBench) -> None:

@@ -16,6 +16,7 @@ from edgellm_ros.runtime.request import (
     LLMGenerationRequest,
     LLMGenerationResponse,
     Request,
+    SamplingParameters,
     SpecialTokenPolicy,
 )
 from edgellm_ros.runtime.sequence import EndRules, Sequence
@@ -113,6 +114,19 @@ def test_no_room_for_one_token(tmp_path, count, room):
         else:
             assert small.last_refusal.code is RefusalCode.NO_ROOM
             assert f"has {count} tokens" in small.last_refusal.message
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), float("nan"), float("inf"), True, "1", None])
+@pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "repetition_penalty"])
+def test_a_number_of_any_kind_is_taken_or_refused_in_a_short_sentence(name, value):
+    with pytest.raises(RequestError, match=name) as caught:
+        SamplingParameters(**{name: value})
+    assert len(str(caught.value)) < 200
+
+
+def test_a_text_is_no_list_of_stop_strings():
+    with pytest.raises(RequestError, match="list of texts"):
+        Request(stop_strings="stop")
 
 
 def test_budgets_are_per_sequence(runtime):
