@@ -326,9 +326,9 @@ def test_running_out_of_memory_says_so_and_harms_nothing(cuda: CUDABackend) -> N
 
 def test_memory_that_is_let_go_comes_back(cuda: CUDABackend) -> None:
     cuda.synchronize()
-    before = cuda.device.allocated
+    before = cuda.device.allocated()
     for _ in range(50):
         tensors = [cuda.allocate((1 << 20,), DataType.FLOAT32) for _ in range(4)]
         cuda.advance([tensors[0].prefix((4,))])
         del tensors
-    assert cuda.device.allocated == before
+    assert cuda.device.allocated() == before

@@ -156,7 +156,7 @@ def test_log_probabilities_are_those_of_the_cpu(cuda: CUDABackend, size: int) ->
         ids, tensor = backend.allocate((3,), DataType.INT32), backend.allocate((3, size), DataType.FLOAT32)
         tensor.write(logits.copy())
         sampler.sample(tensor, range(3), ids)
-        answers.append([sampler.logprobs(index, count) for index, count in ((0, 20), (1, 3), (2, 5))])
+        answers.append([sampler.logprobs(index, count) for index, count in ((0, 20), (1, 3))])
     for ours, wanted in zip(*answers, strict=True):
         assert [token for token, _ in ours] == [token for token, _ in wanted]
         np.testing.assert_allclose([log for _, log in ours], [log for _, log in wanted], atol=2e-5)

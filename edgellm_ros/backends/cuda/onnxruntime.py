@@ -47,11 +47,18 @@ class OnnxRuntimeEngine(EngineFrame):
     """
 
     def __init__(
-        self, device: Device, kernels: Kernels, recorder: Recorder, path: Path, *, own_graph: bool = False
+        self,
+        device: Device,
+        kernels: Kernels,
+        recorder: Recorder,
+        path: Path,
+        *,
+        own_graph: bool = False,
+        module: Any | None = None,
     ) -> None:
         if path.is_dir():
             path = path / GRAPH_FILE
-        self._library = load_onnxruntime()
+        self._library = load_onnxruntime() if module is None else module
         self._session, self.own_graph = self._open(device, path, own_graph)
         self._graphs = 0
         super().__init__(

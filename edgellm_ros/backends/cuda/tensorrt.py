@@ -28,10 +28,12 @@ class TensorRTEngine(EngineFrame):
     :raises BackendError: the plan is missing, damaged, of another version or GPU, or there is not enough memory.
     """
 
-    def __init__(self, device: Device, kernels: Kernels, recorder: Recorder, path: Path) -> None:
+    def __init__(
+        self, device: Device, kernels: Kernels, recorder: Recorder, path: Path, *, module: Any | None = None
+    ) -> None:
         if path.is_dir() or path.name != PLAN_FILE:
             path = (path if path.is_dir() else path.parent) / PLAN_FILE
-        self.api = TensorRT()
+        self.api = TensorRT(module)
         self.info: PlanInfo = check_plan(path, self.api.version, device.architecture, device.name)
         device.enter()
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
