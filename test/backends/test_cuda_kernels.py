@@ -1,4 +1,4 @@
-"""Every kernel of the GPU backend against the same work in NumPy."""
+"""Memory, kernels, caches and recorded steps of the GPU backend against the same work in NumPy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cuda_device import open_cuda_backend
+from pretend_gpu import pretend_backend
 
 from edgellm_ros.backends.base import CacheLayout, DataType, RopeKind, Tensor
 from edgellm_ros.backends.cuda.backend import CUDABackend
@@ -16,12 +17,10 @@ from edgellm_ros.backends.cuda.kv_cache import CacheOrder, CUDAKVCache
 from edgellm_ros.backends.host_backend import HostBackend
 from edgellm_ros.errors import BackendError, MisuseError
 
-pytestmark = pytest.mark.gpu
 
-
-@pytest.fixture(scope="module")
-def cuda() -> Iterator[CUDABackend]:
-    backend = open_cuda_backend()
+@pytest.fixture(scope="module", params=["pretended", pytest.param("gpu", marks=pytest.mark.gpu)])
+def cuda(request: pytest.FixtureRequest) -> Iterator[CUDABackend]:
+    backend = open_cuda_backend() if request.param == "gpu" else pretend_backend()
     yield backend
     backend.close()
 
