@@ -153,7 +153,7 @@ def run_onnxruntime(arguments: argparse.Namespace, report: Report) -> None:
         model = build_smollm2(arguments.gguf, folder, precision="fp16", lowering="onnxruntime")
         report.check("SmolLM2-135M-Instruct fp16", "top-1 agreement with the CPU in float32, 512 positions", "share",
                      lambda: checks.check_agreement(model, library, reference), 0.98)  # fmt: skip
-    tiny = build_shape("tiny", folder, precision="fp16", lowering="onnxruntime", capacity=128)
+    tiny = build_shape("tiny", folder, precision="fp16", lowering="onnxruntime", capacity=256)
     report.check("tiny fp16", "failures survived", "yes", lambda: float(not checks.check_failures(tiny, library)))
     legacy = build_shape(LEGACY_LAYERS, folder, precision="fp32", lowering="tensorrt_legacy")
     report.check("legacy graph, 4 layers, fp32", "tokens equal to the CPU's", "tokens",
@@ -235,7 +235,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.task == "models":
         for name in arguments.shape:
-            capacity = 128 if name == "tiny" else 1024
+            capacity = 256 if name == "tiny" else 1024
             build_shape(name, arguments.models, precision=arguments.precision, lowering=arguments.lowering,
                         capacity=capacity)  # fmt: skip
         return 0

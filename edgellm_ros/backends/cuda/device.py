@@ -18,6 +18,7 @@ from .driver import Driver
 from .staging import ReadbackSlots, StagingRing
 
 _MINIMUM = 16  # bytes; an empty tensor still has an address
+_current = threading.local()  # the device whose context is current in each thread
 
 
 class Device:
@@ -40,7 +41,6 @@ class Device:
         self.recording = False  # a step is being recorded: nothing may be allocated or written from the host
         self._later: list[int] = []  # what was let go of meanwhile
         self._closed = False
-        self._thread = -1
         self._allocations: dict[int, tuple[int, str]] = {}  # size and what it is for
         self._context = call("cuDevicePrimaryCtxRetain", self._device)
         try:
@@ -64,12 +64,11 @@ class Device:
 
         :raises MisuseError: the device was closed.
         """
-        identity = threading.get_ident()
-        if identity != self._thread:
+        if getattr(_current, "device", None) is not self:
             if self._closed:
                 raise MisuseError("this GPU backend is closed; open a new one.")
             self.driver.call("cuCtxSetCurrent", self._context)
-            self._thread = identity
+            _current.device = self
 
     # memory
 
@@ -195,6 +194,6 @@ class Device:
             self.driver.call("cuStreamDestroy", self.stream)
             self.driver.call("cuCtxSetCurrent", None)
         self._closed = True
-        self._thread = -1
+        _current.device = None
         if not self.driver.lost:
             self.driver.call("cuDevicePrimaryCtxRelease", self._device)
