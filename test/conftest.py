@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
@@ -71,8 +72,15 @@ def _register_hypothesis_profiles() -> None:
     settings.load_profile("quick")
 
 
+def _take_interrupts() -> None:
+    """A shell starts background jobs with interrupts ignored, and every process started by a test would inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 _set_ros_environment()
 _register_hypothesis_profiles()
+_take_interrupts()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -142,7 +142,9 @@ def check_leaks(directory: Path, library: str, cycles: int = 200, steps: int = 1
     grown = {
         "bytes_grown_over_cycles": float(free[0] - free[-1]),
         "bytes_grown_over_steps": float(marks[0]["free"] - marks[-1]["free"]),
-        "bytes_allocated_over_steps": float(marks[-1]["allocated"] - marks[0]["allocated"]),
+        "bytes_allocated_over_steps": float(
+            sum(marks[-1].values()) - marks[-1]["free"] - sum(marks[0].values()) + marks[0]["free"]
+        ),
         "seconds_of_a_cycle": seconds,
     }
     if grown["bytes_grown_over_cycles"] > 8 << 20 or grown["bytes_grown_over_steps"] > 0:

@@ -146,12 +146,24 @@ class Graph:
         domain: str = "",
         **attributes: Any,
     ) -> tuple[Value, ...]:
-        """Append an operator; an output without a name gets a fresh one."""
-        names = tuple(name or self._fresh(operator) for name in outputs)
+        """Append an operator; an output that is None gets a fresh name, an empty name leaves it out."""
+        names = tuple(self._fresh(operator) if name is None else name for name in outputs)
         self.nodes.append(
             Node(operator, domain, tuple(value.name if value else "" for value in inputs), names, attributes)
         )
         return tuple(Value(name) for name in names)
+
+    def take_back(self, x: Value, operator: str) -> Node | None:
+        """Remove the node that made ``x``, if it is of that kind, for another one to take over all its outputs.
+
+        None where it is of another kind, or where another node has used its outputs already.
+        """
+        for index in range(len(self.nodes) - 1, -1, -1):
+            node = self.nodes[index]
+            if x.name in node.outputs:
+                used = any(name in node.outputs for later in self.nodes[index + 1 :] for name in later.inputs)
+                return self.nodes.pop(index) if node.operator == operator and not used else None
+        return None
 
     def _fresh(self, operator: str) -> str:
         self._next += 1

@@ -75,7 +75,9 @@ def lay_out(graph: Graph, name: str) -> GraphFiles:
 
     offsets: dict[str, int] = {}
     end = 0
-    initializers = [onnx.numpy_helper.from_array(array, key) for key, array in graph.constants.items()]
+    used = {name for node in graph.nodes for name in node.inputs}
+    constants = {key: array for key, array in graph.constants.items() if key in used}
+    initializers = [onnx.numpy_helper.from_array(array, key) for key, array in constants.items()]
     for parameter in graph.parameters:
         for stored in parameter.tensors:
             offsets[stored.name] = -(-end // PAGE) * PAGE if stored.size >= PAGE else -(-end // 64) * 64

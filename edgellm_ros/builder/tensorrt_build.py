@@ -111,11 +111,11 @@ class _Compilation:
         config = self._configure(builder, network)
         cache = self._attach_timing_cache(config)
         self._report("compiling the plan")
-        self._api.logger.last = ""
+        self._api.forget_errors()
         with self._heartbeat(config):
             content = builder.build_serialized_network(network, config)
         if content is None:
-            raise BackendError(f"TensorRT {self._api.version} makes no plan: {self._api.last_error()}.")
+            raise BackendError(f"TensorRT {self._api.version} makes no plan: {self._api.first_error()}.")
         self._report("writing the plan")
         _write(plan, content)
         if cache is not None:
@@ -150,11 +150,12 @@ class _Compilation:
         return self._api.modern and hasattr(self._api.module.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
 
     def _parse(self, network: Any) -> None:
+        self._api.forget_errors()
         parser = self._api.module.OnnxParser(network, self._api.logger)
         graph = self._directory.path / GRAPH_FILE
         if not parser.parse_from_file(str(graph)):
             errors = [str(parser.get_error(index)) for index in range(parser.num_errors)]
-            first = " ".join(errors[0].split())[:400] if errors else self._api.last_error()
+            first = " ".join(errors[0].split())[:400] if errors else self._api.first_error()
             raise BackendError(f"TensorRT {self._api.version} does not read {graph}: {first}.")
 
     def _configure(self, builder: Any, network: Any) -> Any:
@@ -163,6 +164,7 @@ class _Compilation:
         config.set_memory_pool_limit(module.MemoryPoolType.WORKSPACE, self._options.workspace)
         if not self._options.library_tactics:
             config.set_tactic_sources(0)
+        self._choose_previews(config)
         flags = module.BuilderFlag
         if hasattr(flags, "TF32"):
             config.clear_flag(flags.TF32)  # float32 means float32
@@ -178,6 +180,16 @@ class _Compilation:
                 )
             config.add_optimization_profile(profile)
         return config
+
+    def _choose_previews(self, config: Any) -> None:
+        """What version 8 does only when asked: without the first, dynamic shapes take ten times as long."""
+        features = getattr(self._api.module, "PreviewFeature", None)
+        for name, wanted in (
+            ("FASTER_DYNAMIC_SHAPES_0805", True),
+            ("DISABLE_EXTERNAL_TACTIC_SOURCES_FOR_CORE_0805", not self._options.library_tactics),
+        ):
+            if hasattr(features, name):
+                config.set_preview_feature(getattr(features, name), wanted)
 
     def _attach_timing_cache(self, config: Any) -> Any:
         path = self._directory.path / TIMING_CACHE_FILE

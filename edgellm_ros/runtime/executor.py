@@ -46,7 +46,7 @@ class _Call:
     last_token_index: Tensor
     logits: Tensor  # [B,V]; [R,V] where the logits of R positions of one row are wanted
     sampled: Tensor  # [B]
-    prefill: Callable[[], None]  # of too many sizes to be worth recording
+    prefill: Callable[[], None]  # whole chunks are recorded; the others are of too many sizes
     step: Captured  # decode
 
 
@@ -249,6 +249,7 @@ class ModelExecutor:
         return call
 
     def _make_call(self, batch: int, chunk: int, first_row: int, bucket: int, wanted: int) -> _Call:
+        key = (batch, chunk, first_row, bucket, wanted)
         token_ids = self._token_ids.prefix((batch, chunk))
         positions = self._positions.prefix((batch, chunk))
         shapes: dict[str, tuple[int, ...]] = {
@@ -294,8 +295,8 @@ class ModelExecutor:
             last_token_index=self._length_tensor("last_token_index", (batch, wanted)),
             logits=logits,
             sampled=sampled,
-            prefill=run_engine,
-            step=backend.capture((batch, chunk, first_row, bucket, wanted), decode),
+            prefill=backend.capture(("prefill", *key), run_engine).run if chunk == self.prefill_chunk else run_engine,
+            step=backend.capture(("decode", *key), decode),
         )
 
     def _length_tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -8,8 +8,12 @@ from backend_subjects import SUBJECTS, Subject
 
 from edgellm_ros.backends.base import Backend
 
+_PARAMETERS = [
+    pytest.param(name, marks=pytest.mark.gpu if name.startswith("gpu-") else ()) for name in sorted(SUBJECTS)
+]
 
-@pytest.fixture(scope="session", params=sorted(SUBJECTS))
+
+@pytest.fixture(scope="session", params=_PARAMETERS)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return SUBJECTS[request.param](tmp_path_factory.mktemp("subject"))
 

@@ -1,4 +1,4 @@
-"""Every kernel of the GPU backend against the same work in NumPy."""
+"""Memory, kernels, caches and recorded steps of the GPU backend against the same work in NumPy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cuda_device import open_cuda_backend
+from pretend_gpu import pretend_backend
 
 from edgellm_ros.backends.base import CacheLayout, DataType, RopeKind, Tensor
 from edgellm_ros.backends.cuda.backend import CUDABackend
@@ -16,12 +17,10 @@ from edgellm_ros.backends.cuda.kv_cache import CacheOrder, CUDAKVCache
 from edgellm_ros.backends.host_backend import HostBackend
 from edgellm_ros.errors import BackendError, MisuseError
 
-pytestmark = pytest.mark.gpu
 
-
-@pytest.fixture(scope="module")
-def cuda() -> Iterator[CUDABackend]:
-    backend = open_cuda_backend()
+@pytest.fixture(scope="module", params=["pretended", pytest.param("gpu", marks=pytest.mark.gpu)])
+def cuda(request: pytest.FixtureRequest) -> Iterator[CUDABackend]:
+    backend = open_cuda_backend() if request.param == "gpu" else pretend_backend()
     yield backend
     backend.close()
 
@@ -326,9 +325,9 @@ def test_running_out_of_memory_says_so_and_harms_nothing(cuda: CUDABackend) -> N
 
 def test_memory_that_is_let_go_comes_back(cuda: CUDABackend) -> None:
     cuda.synchronize()
-    before = cuda.device.allocated
+    before = cuda.device.allocated()
     for _ in range(50):
         tensors = [cuda.allocate((1 << 20,), DataType.FLOAT32) for _ in range(4)]
         cuda.advance([tensors[0].prefix((4,))])
         del tensors
-    assert cuda.device.allocated == before
+    assert cuda.device.allocated() == before

@@ -31,22 +31,31 @@ _MOST_ADVANCED = 4  # arrays that one kernel takes
 class CUDABackend:
     """``library`` runs the engines: ``tensorrt`` or ``onnxruntime``.
 
+    ``device`` and ``kernels`` may be given where others share them, ``module`` instead of the library's own.
+
     :raises MissingPackageError: cuda-python is not installed.
     :raises BackendError: no driver, no GPU, or one that cannot be used.
     """
 
-    def __init__(self, library: str, ordinal: int = 0, *, device: Device | None = None) -> None:
+    def __init__(
+        self,
+        library: str,
+        ordinal: int = 0,
+        *,
+        device: Device | None = None,
+        kernels: Kernels | None = None,
+        module: Any | None = None,
+    ) -> None:
         if library not in ("tensorrt", "onnxruntime"):
             raise BackendError(f"library is {library!r}; want 'tensorrt' or 'onnxruntime'.")
-        self._library = library
+        self._library, self._module = library, module
         self.device = device or Device(ordinal)
-        self.kernels = Kernels(self.device)
+        self.kernels = kernels or Kernels(self.device)
         self._recorder = Recorder(self.device)
         self._engines: list[EngineFrame] = []
         self._steps: list[CUDAStep] = []
         self._frequencies: dict[RopeKind, CUDAMemory] = {}
         self._order = CacheOrder.HEADS_FIRST
-        self._bytes = {"caches": 0, "embeddings": 0}
         self._closed = False
 
     @property
@@ -86,8 +95,10 @@ class CUDABackend:
 
     def _load(self, path: Path, *, own_graph: bool) -> EngineFrame:
         if self._library == "tensorrt":
-            return TensorRTEngine(self.device, self.kernels, self._recorder, path)
-        return OnnxRuntimeEngine(self.device, self.kernels, self._recorder, path, own_graph=own_graph)
+            return TensorRTEngine(self.device, self.kernels, self._recorder, path, module=self._module)
+        return OnnxRuntimeEngine(
+            self.device, self.kernels, self._recorder, path, own_graph=own_graph, module=self._module
+        )
 
     def _start(self, engine: EngineFrame, path: Path, cache_layout: CacheLayout | None) -> None:
         if cache_layout is not None and cache_layout != engine.cache_layout:
@@ -127,7 +138,7 @@ class CUDABackend:
         """
         self._check_open()
         size = int(np.prod(shape, dtype=np.int64)) * dtype.numpy.itemsize
-        return CUDATensor(CUDAMemory(self.device, size), tuple(shape), dtype)
+        return CUDATensor(CUDAMemory(self.device, size, kind="tensors"), tuple(shape), dtype)
 
     def allocate_kv_cache(self, layout: CacheLayout, rows: int, capacity: int) -> CUDAKVCache:
         """Zeroed caches, in the order that the engine opened last wants.
@@ -135,9 +146,7 @@ class CUDABackend:
         :raises BackendError: an element type that this backend has not, or not enough memory.
         """
         self._check_open()
-        cache = CUDAKVCache(self.device, self.kernels, layout, rows, capacity, self._order)
-        self._bytes["caches"] += cache.nbytes
-        return cache
+        return CUDAKVCache(self.device, self.kernels, layout, rows, capacity, self._order)
 
     def allocate_sampler(self, rows: int, vocab_size: int) -> CUDASampler:
         """Sampling state for ``rows`` sequences."""
@@ -150,9 +159,7 @@ class CUDABackend:
         :raises EngineDirectoryError: missing, damaged, or of an element type this runtime cannot read.
         """
         self._check_open()
-        table = CUDAEmbeddingTable(self.device, Path(path), scale)
-        self._bytes["embeddings"] += table.nbytes
-        return table
+        return CUDAEmbeddingTable(self.device, Path(path), scale)
 
     # kernels
 
@@ -252,9 +259,12 @@ class CUDABackend:
         self.device.synchronize()
 
     def memory(self) -> Mapping[str, int]:
-        """Bytes in use by this backend, of it ``caches`` and ``embeddings``, and ``free`` and ``total`` of the GPU."""
-        free, total = self.device.memory()
-        return {**self._bytes, "allocated": self.device.allocated, "free": free, "total": total}
+        """Bytes of ``tensors``, ``caches``, ``embeddings`` and ``other`` things, and those ``free`` on the GPU.
+
+        What an engine library takes by itself shows in ``free`` alone.
+        """
+        used = {kind: self.device.allocated(kind) for kind in ("tensors", "caches", "embeddings", "other")}
+        return {**used, "free": self.device.memory()[0]}
 
     def close(self) -> None:
         """Free everything; a second call does nothing."""

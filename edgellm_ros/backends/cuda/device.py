@@ -18,6 +18,7 @@ from .driver import Driver
 from .staging import ReadbackSlots, StagingRing
 
 _MINIMUM = 16  # bytes; an empty tensor still has an address
+_current = threading.local()  # the device whose context is current in each thread
 
 
 class Device:
@@ -40,8 +41,7 @@ class Device:
         self.recording = False  # a step is being recorded: nothing may be allocated or written from the host
         self._later: list[int] = []  # what was let go of meanwhile
         self._closed = False
-        self._thread = -1
-        self._allocations: dict[int, int] = {}
+        self._allocations: dict[int, tuple[int, str]] = {}  # size and what it is for
         self._context = call("cuDevicePrimaryCtxRetain", self._device)
         try:
             self.enter()
@@ -64,17 +64,16 @@ class Device:
 
         :raises MisuseError: the device was closed.
         """
-        identity = threading.get_ident()
-        if identity != self._thread:
+        if getattr(_current, "device", None) is not self:
             if self._closed:
                 raise MisuseError("this GPU backend is closed; open a new one.")
             self.driver.call("cuCtxSetCurrent", self._context)
-            self._thread = identity
+            _current.device = self
 
     # memory
 
-    def allocate(self, size: int, *, zero: bool = True) -> int:
-        """Address of ``size`` bytes.
+    def allocate(self, size: int, *, zero: bool = True, kind: str = "other") -> int:
+        """Address of ``size`` bytes; ``kind`` says what for.
 
         :raises BackendError: out of memory.
         :raises MisuseError: asked for while a step is being recorded.
@@ -87,7 +86,7 @@ class Device:
             address = int(self.driver.call("cuMemAlloc", size))
         else:
             address = int(self.driver.call("cuMemAllocFromPoolAsync", size, self._pool, self.stream))
-        self._allocations[address] = size
+        self._allocations[address] = (size, kind)
         if zero:
             self.driver.call("cuMemsetD8Async", address, 0, size, self.stream)
         return address
@@ -114,10 +113,9 @@ class Device:
         for address in later:
             self.free(address)
 
-    @property
-    def allocated(self) -> int:
-        """Bytes in use through this object."""
-        return sum(self._allocations.values())
+    def allocated(self, kind: str | None = None) -> int:
+        """Bytes in use through this object, for one purpose or all."""
+        return sum(size for size, purpose in self._allocations.values() if kind in (None, purpose))
 
     def memory(self) -> tuple[int, int]:
         """(free, total) bytes of the device; what the pool keeps for later counts as used."""
@@ -196,6 +194,6 @@ class Device:
             self.driver.call("cuStreamDestroy", self.stream)
             self.driver.call("cuCtxSetCurrent", None)
         self._closed = True
-        self._thread = -1
+        _current.device = None
         if not self.driver.lost:
             self.driver.call("cuDevicePrimaryCtxRelease", self._device)

@@ -32,11 +32,11 @@ class CUDAEmbeddingTable:
         host = HostEmbeddingTable(path, scale)
         self._shape, self._dtype, self._scale = host.shape, host.dtype, scale
         values, row_scales = host.values, host.row_scales
-        self._values = CUDAMemory(device, values.nbytes, zero=False)
+        self._values = CUDAMemory(device, values.nbytes, zero=False, kind="embeddings")
         device.write(self._values.address, values)
         self._row_scales: CUDAMemory | None = None
         if row_scales is not None:
-            self._row_scales = CUDAMemory(device, row_scales.nbytes, zero=False)
+            self._row_scales = CUDAMemory(device, row_scales.nbytes, zero=False, kind="embeddings")
             device.write(self._row_scales.address, np.ascontiguousarray(row_scales))
 
     @property

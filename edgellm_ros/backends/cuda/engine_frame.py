@@ -53,6 +53,7 @@ class EngineFrame(ABC):
             self._inputs["query_length"] = TensorSpec("query_length", DataType.INT32, (-1,))
         self._bound: dict[str, CUDATensor] = {}
         self._calls: dict[object, Call] = {}
+        self._closed = False
         self.capabilities = EngineCapabilities(ragged_chunks=False, interval_mask=False)
 
     @property
@@ -108,6 +109,8 @@ class EngineFrame(ABC):
         :raises BackendError: a tensor is not bound or too small, a shape lies outside what the engine was built for,
             or the library refused or failed.
         """
+        if self._closed:
+            raise BackendError(f"the engine {self._path} is closed; open a new one.")
         batch = next(iter(shapes.values()))[0] if shapes else 1
         prefix = self._caches.prefix_length(batch, cache_length) if self._caches.time_first else 0
         key = (first_row, prefix, *shapes.items())
@@ -184,4 +187,5 @@ class EngineFrame(ABC):
 
     def close(self) -> None:
         """Let go of everything; a second call does nothing."""
+        self._closed = True
         self.unbind()

@@ -65,7 +65,9 @@ class CUDAKVCache:
         size = layout.dtype.numpy.itemsize
         #: (heads, bytes of one head's position) of every array: keys of layer i at 2i, values at 2i + 1
         self._arrays = [(heads, head_dim * size) for heads, head_dim in layout.layers for _ in ("key", "value")]
-        self._memory = [CUDAMemory(device, rows * capacity * heads * width) for heads, width in self._arrays]
+        self._memory = [
+            CUDAMemory(device, rows * capacity * heads * width, kind="caches") for heads, width in self._arrays
+        ]
         # Tables of copies are small; one of the largest kind is kept for all of them.
         self._table = CUDAMemory(device, max(1, len(self._arrays)) * SEGMENT.itemsize)
 

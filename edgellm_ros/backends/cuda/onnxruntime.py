@@ -6,7 +6,9 @@ engine's part of a decode step: a step is then a few launches on one stream.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ _TYPES = {
 _ONNX_BFLOAT16 = 16
 _ERRORS_ONLY = 3
 _NO_GRAPH = -1
+_NO_FLASH_DECODE = "ORT_DISABLE_FLASH_DECODE"
 
 
 class OnnxRuntimeEngine(EngineFrame):
@@ -47,11 +50,18 @@ class OnnxRuntimeEngine(EngineFrame):
     """
 
     def __init__(
-        self, device: Device, kernels: Kernels, recorder: Recorder, path: Path, *, own_graph: bool = False
+        self,
+        device: Device,
+        kernels: Kernels,
+        recorder: Recorder,
+        path: Path,
+        *,
+        own_graph: bool = False,
+        module: Any | None = None,
     ) -> None:
         if path.is_dir():
             path = path / GRAPH_FILE
-        self._library = load_onnxruntime()
+        self._library = load_onnxruntime() if module is None else module
         self._session, self.own_graph = self._open(device, path, own_graph)
         self._graphs = 0
         super().__init__(
@@ -89,7 +99,8 @@ class OnnxRuntimeEngine(EngineFrame):
                 "arena_extend_strategy": "kSameAsRequested",
             }
             try:
-                session = self._library.InferenceSession(str(path), options, providers=[(PROVIDER, provider)])
+                with _without_flash_decode():
+                    session = self._library.InferenceSession(str(path), options, providers=[(PROVIDER, provider)])
             except Exception as error:  # ONNX Runtime's exceptions share no base but this
                 failure = error
                 continue
@@ -145,6 +156,20 @@ class OnnxRuntimeEngine(EngineFrame):
         """Let go of everything; a second call does nothing."""
         super().close()
         self._session = None
+
+
+@contextlib.contextmanager
+def _without_flash_decode() -> Iterator[None]:
+    """Kernels made meanwhile keep off the one attention path that rotates by length and ignores ``position_ids``."""
+    before = os.environ.get(_NO_FLASH_DECODE)
+    os.environ[_NO_FLASH_DECODE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_NO_FLASH_DECODE, None)
+        else:
+            os.environ[_NO_FLASH_DECODE] = before
 
 
 def _chunk(call: Call) -> int:

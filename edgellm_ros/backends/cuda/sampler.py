@@ -76,7 +76,7 @@ class CUDASampler:
         self._places = struct.pack(
             "=4Q", self._best.address, self._broken.address, self._exchange.address, self._shares.address
         )
-        self._last_rows: tuple[int, ...] = ()
+        self._asked: list[int] = []
         kernels["pick"].allow_shared(_PICK_BYTES)
 
     def _row(self, row: int) -> _HostRow:
@@ -214,24 +214,23 @@ class CUDASampler:
         self._recorder.after_replay(lambda: self._remember(drawn))
 
     def _remember(self, rows: tuple[int, ...]) -> None:
-        self._last_rows = rows
+        """How many log probabilities each row of the last call asked for."""
+        states = [self._rows[row] for row in rows]
+        self._asked = [0 if state is None else state.num_logprobs for state in states]
 
     def logprobs(self, index: int, count: int) -> list[tuple[int, float]]:
         """The last draw's chosen token first, then its ``count`` most likely, as (id, natural log) pairs.
 
-        Tokens that a mask forbids are left out. Empty where the draw gave id -1, or the row asked for none.
+        Tokens that a mask forbids are left out. Empty where the draw gave id -1.
 
-        :raises MisuseError: the last call had no such draw.
+        :raises MisuseError: no such draw, its row asked for none, or for fewer.
         """
-        if not 0 <= index < len(self._last_rows):
-            raise MisuseError(
-                f"log probabilities of draw {index} were asked; the last call had {len(self._last_rows)}."
-            )
-        state = self._rows[self._last_rows[index]]
-        if state is None or not state.num_logprobs:
-            return []
-        wanted = 1 + min(count, state.num_logprobs)
-        offset = index * (MOST_LOGPROBS + 1) * 4
+        if not 0 <= index < len(self._asked):
+            raise MisuseError(f"log probabilities of draw {index} were asked; the last call had {len(self._asked)}.")
+        asked = self._asked[index]
+        if asked == 0 or count > asked:
+            raise MisuseError(f"{count} log probabilities of a draw were asked; its row's num_logprobs is {asked}.")
+        wanted, offset = 1 + count, index * (MOST_LOGPROBS + 1) * 4
         ids = self._device.read(self._ranked_ids.address + offset, (wanted,), np.dtype(np.int32)).wait()
         logs = self._device.read(self._ranked_logs.address + offset, (wanted,), np.dtype(np.float32)).wait()
         pairs = [(int(number), float(log)) for number, log in zip(ids, logs, strict=True) if number >= 0]

@@ -16,10 +16,10 @@ class CUDAMemory:
 
     __slots__ = ("address", "device", "size")
 
-    def __init__(self, device: Device, size: int, *, zero: bool = True) -> None:
+    def __init__(self, device: Device, size: int, *, zero: bool = True, kind: str = "other") -> None:
         self.device = device
         self.size = size
-        self.address = device.allocate(size, zero=zero)
+        self.address = device.allocate(size, zero=zero, kind=kind)
 
     def __del__(self) -> None:
         address = getattr(self, "address", 0)  # absent when the allocation failed

@@ -28,10 +28,12 @@ class TensorRTEngine(EngineFrame):
     :raises BackendError: the plan is missing, damaged, of another version or GPU, or there is not enough memory.
     """
 
-    def __init__(self, device: Device, kernels: Kernels, recorder: Recorder, path: Path) -> None:
+    def __init__(
+        self, device: Device, kernels: Kernels, recorder: Recorder, path: Path, *, module: Any | None = None
+    ) -> None:
         if path.is_dir() or path.name != PLAN_FILE:
             path = (path if path.is_dir() else path.parent) / PLAN_FILE
-        self.api = TensorRT()
+        self.api = TensorRT(module)
         self.info: PlanInfo = check_plan(path, self.api.version, device.architecture, device.name)
         device.enter()
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
@@ -78,18 +80,19 @@ class TensorRTEngine(EngineFrame):
         profile: int = call.prepared
         context = self._contexts[profile]
         self._device.enter()
+        self.api.forget_errors()
         if self._current[profile] is not call:
             self._current[profile] = None
             for placed in call.inputs:
                 if not context.set_input_shape(placed.name, placed.shape):
-                    raise BackendError(f"TensorRT refuses {placed.name!r} {placed.shape}: {self.api.last_error()}.")
+                    raise BackendError(f"TensorRT refuses {placed.name!r} {placed.shape}: {self.api.first_error()}.")
             for placed in (*call.inputs, *call.outputs):
                 if not context.set_tensor_address(placed.name, placed.address):
-                    raise BackendError(f"TensorRT refuses the address of {placed.name!r}: {self.api.last_error()}.")
+                    raise BackendError(f"TensorRT refuses the address of {placed.name!r}: {self.api.first_error()}.")
             self._current[profile] = call
         if not context.execute_async_v3(self._device.stream_address):
             self._current[profile] = None
-            raise BackendError(f"TensorRT failed while running {self._path}: {self.api.last_error()}.")
+            raise BackendError(f"TensorRT failed while running {self._path}: {self.api.first_error()}.")
 
     def _release(self, call: Call) -> None:
         for profile, current in enumerate(self._current):

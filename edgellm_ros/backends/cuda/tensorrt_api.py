@@ -24,7 +24,7 @@ _TYPES = {
 
 
 class TensorRT:
-    """The module, its version, and a logger that remembers the last error for the sentence of a refusal.
+    """The module, its version, and a logger that remembers the first error for the sentence of a refusal.
 
     :raises MissingPackageError: not installed.
     :raises BackendError: a version that this package does not know how to use.
@@ -46,20 +46,24 @@ class TensorRT:
         """Version 10 or newer."""
         return self.number >= (10, 0)
 
-    def last_error(self) -> str:
-        """What the library logged last, as the end of a sentence."""
-        return str(self.logger.last) or "no message"
+    def forget_errors(self) -> None:
+        """Before a call whose failure is to be explained."""
+        self.logger.errors.clear()
+
+    def first_error(self) -> str:
+        """What the library logged first since then (what follows it is mostly that it gives up), to end a sentence."""
+        return str(self.logger.errors[0]).rstrip(". ") if self.logger.errors else "no message"
 
     def deserialize(self, plan: Any) -> Any:
         """An engine from the bytes of a plan.
 
         :raises BackendError: the library refuses them.
         """
-        self.logger.last = ""
+        self.forget_errors()
         self._runtime = self._runtime or self.module.Runtime(self.logger)
         engine = self._runtime.deserialize_cuda_engine(plan)
         if engine is None:
-            raise BackendError(f"TensorRT {self.version} does not load the plan: {self.last_error()}.")
+            raise BackendError(f"TensorRT {self.version} does not load the plan: {self.first_error()}.")
         return engine
 
     def specs(self, engine: Any) -> tuple[list[TensorSpec], list[TensorSpec]]:
@@ -101,13 +105,13 @@ class TensorRT:
         else:
             context = engine.create_execution_context_without_device_memory()
         if context is None:
-            raise BackendError(f"TensorRT {self.version} makes no execution context: {self.last_error()}.")
+            raise BackendError(f"TensorRT {self.version} makes no execution context: {self.first_error()}.")
         if hasattr(context, "set_device_memory"):
             context.set_device_memory(*memory)
         else:
             context.device_memory = memory[0]
         if not context.set_optimization_profile_async(profile, stream):
-            raise BackendError(f"TensorRT {self.version} refuses profile {profile}: {self.last_error()}.")
+            raise BackendError(f"TensorRT {self.version} refuses profile {profile}: {self.first_error()}.")
         return context
 
 
@@ -115,10 +119,10 @@ def _make_logger(module: Any) -> Any:
     class Logger(module.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             module.ILogger.__init__(self)
-            self.last = ""
+            self.errors: list[str] = []
 
         def log(self, severity: Any, message: str) -> None:
             if severity in (module.ILogger.Severity.ERROR, module.ILogger.Severity.INTERNAL_ERROR):
-                self.last = " ".join(message.split())[:300]
+                self.errors.append(" ".join(message.split())[:300])
 
     return Logger()

@@ -7,7 +7,9 @@
 * ``MatMulNBits`` needs ``accuracy_level=4`` (integer dot products) and integer zero points, else it is ten times
   slower.
 * fp16 is for the CUDA provider, whose ``GroupQueryAttention`` has no ``query_seqlens`` and computes in no float32:
-  there every row of a chunk adds all its positions, padding too, and only one row at a time more than one.
+  there every row of a chunk adds all its positions, padding too, and only one row at a time more than one. A small
+  model's step is as long as it has kernels, so there sums and norms are one node, and packed queries, keys and values
+  are rotated inside the attention: by our tables, in which the row of a position is found through ``position_ids``.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from ...errors import CheckpointError
 from ..graph import AttentionShape, Dimension, Graph, Parameter, StoredTensor, Value
 from ..quantize import BLOCK, int8_bands
 from ..weights import Weight
-from .base import BATCH, CAPACITY, declare_common_inputs, dimension, gather_positions
+from .base import BATCH, CAPACITY, declare_common_inputs, dimension, gather_positions, whole
 
 MICROSOFT = "com.microsoft"
 HEAD_MULTIPLE = 8  # of GroupQueryAttention
@@ -74,6 +76,16 @@ class OnnxRuntimeLowering:
 
     def rms_norm(self, graph: Graph, x: Value, weight: Weight, epsilon: float) -> Value:
         """See ``Lowering``."""
+        parts = graph.take_back(x, "Add") if graph.element == "float16" else None
+        if parts is not None:
+            inputs = [*(Value(name) for name in parts.inputs), graph.parameter(weight)]
+            return graph.node(
+                "SkipSimplifiedLayerNormalization",
+                inputs,
+                outputs=[None, "", "", x.name],
+                domain=MICROSOFT,
+                epsilon=epsilon,
+            )[0]
         return graph.node("RMSNormalization", [x, graph.parameter(weight)], axis=-1, epsilon=epsilon)[0]
 
     def gelu_tanh(self, graph: Graph, x: Value) -> Value:
@@ -92,25 +104,33 @@ class OnnxRuntimeLowering:
                 f"head_dim is {shape.head_dim}; the lowering {self.name} wants a multiple of {HEAD_MULTIPLE}: build it "
                 "with another lowering."
             )
-        query = self._rotate(graph, query, shape.heads, shape.rope)
-        key = self._rotate(graph, key, shape.kv_heads, shape.rope)
+        packed = None
+        if graph.element == "float16" and shape.rope is not None:
+            packed = graph.take_back(query, "Split")
+        if packed is None:
+            query = self._rotate(graph, query, shape.heads, shape.rope)
+            key = self._rotate(graph, key, shape.kv_heads, shape.rope)
+        projected: list[Value | None] = [query, key, value] if packed is None else [Value(packed.inputs[0]), None, None]
         cache: list[Dimension] = [BATCH, shape.kv_heads, CAPACITY, shape.head_dim]
         past = [graph.input(f"past_{kind}_{layer}", graph.element, cache) for kind in ("key", "value")]
         present = [f"present_{kind}_{layer}" for kind in ("key", "value")]
         for name in present:
             graph.declare_output(name, graph.element, cache)
         last_position, total = self._lengths(graph, past[0])
-        absent = [None] * 9  # inputs 7 to 15: rotary tables, positions, bias, sink, scales, norms
-        ragged = [*absent, Value("query_length")] if _ragged(graph) else []
+        rest: list[Value | None] = []  # inputs from 7 on: rotary tables, positions, bias, sink, scales, norms, lengths
+        if _ragged(graph):
+            rest = [*[None] * 9, Value("query_length")]
+        elif packed is not None:
+            rest = self._inner_rope(graph, str(shape.rope))
         return graph.node(
             "GroupQueryAttention",
-            [query, key, value, *past, last_position, total, *ragged],
+            [*projected, *past, last_position, total, *rest],
             outputs=[None, *present],
             domain=MICROSOFT,
             num_heads=shape.heads,
             kv_num_heads=shape.kv_heads,
             scale=1.0,
-            do_rotary=0,
+            do_rotary=int(packed is not None),
             **self._optional_attributes(graph, shape),
         )[0]
 
@@ -143,6 +163,30 @@ class OnnxRuntimeLowering:
             (capacity,) = graph.node("Squeeze", [shape])
             (graph.remembered["capacity"],) = graph.node("Cast", [capacity], to="int32")
         return graph.remembered["last_position"], graph.remembered["capacity"]
+
+    def _inner_rope(self, graph: Graph, kind: str) -> list[Value | None]:
+        """Tables with a row for each position of the call, and which row is whose; once per graph and kind.
+
+        The operator wants as many rows as the cache has positions; those behind the call's own are never read.
+        """
+        found: list[Value | None] = []
+        for table in (f"rope_cos_{kind}", f"rope_sin_{kind}"):
+            name = f"rows of {table}"
+            if name not in graph.remembered:
+                width = next(info.shape[2] for info in graph.inputs if info.name == table)
+                assert isinstance(width, int)
+                (rows,) = graph.node("Reshape", [graph.as_element(table), whole(graph, -1, width)])
+                filler = graph.constant(np.zeros((graph.capacity, width), dtype=graph.element))
+                (graph.remembered[name],) = graph.node("Concat", [rows, filler], axis=0)
+            found.append(graph.remembered[name])
+        if "row_of_position" not in graph.remembered:
+            (shape,) = graph.node("Shape", [Value("inputs_embeds")])
+            (sizes,) = graph.node("Slice", [shape, whole(graph, 0), whole(graph, 2)])
+            (count,) = graph.node("ReduceProd", [sizes], keepdims=0)
+            ends = [graph.constant(np.array(number, dtype=np.int64)) for number in (0, 1)]
+            (index,) = graph.node("Range", [ends[0], count, ends[1]])
+            (graph.remembered["row_of_position"],) = graph.node("Reshape", [index, sizes])
+        return [*found, graph.remembered["row_of_position"]]
 
     def _last_of_chunk(self, graph: Graph) -> Value:
         """S - 1, int32 [1], made by a Range: on a GPU that is a kernel, where a Cast would be a copy from the host."""

@@ -1,0 +1,186 @@
+"""NumPy twins of the GPU's kernels, over addresses of host memory; arguments stand as in the ``.cu`` files."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import Any
+
+import numpy as np
+
+from edgellm_ros.backends import sampling_math
+from edgellm_ros.backends.host_rows import euler_step as host_euler_step
+from edgellm_ros.backends.host_rows import gather_rows as host_gather_rows
+from edgellm_ros.backends.host_rows import splice_rows as host_splice_rows
+
+Grid = tuple[int, int, int]
+SEGMENT = "=6Q"
+SCATTER = "=3Q"
+STATE = struct.Struct("=d5fiI2Iii4x")
+PENALISED, BIASED, MASKED, GREEDY, COUNTED = 1, 2, 4, 8, 16
+SEEN = 0x80000000
+
+
+def view(address: int, dtype: Any, *shape: int) -> np.ndarray:
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape)) * dtype.itemsize
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)).view(dtype).reshape(shape)
+
+
+def _gather(values: np.ndarray, ids: int, out: int, count: int, vocabulary: int, scale: float) -> None:
+    table = values.astype(np.float32)
+    rows = view(out, np.float32, count, table.shape[1])
+    for row, token in zip(rows, view(ids, np.int32, count), strict=True):
+        row[...] = table[token] * np.float32(scale) if 0 <= token < vocabulary else 0.0
+
+
+def gather_float32(grid: Grid, table: int, _: int, ids: int, out: int, size: int, width: int, scale: float) -> None:
+    _gather(view(table, np.float32, size, width), ids, out, grid[0], size, scale)
+
+
+def gather_float16(grid: Grid, table: int, _: int, ids: int, out: int, size: int, width: int, scale: float) -> None:
+    _gather(view(table, np.float16, size, width), ids, out, grid[0], size, scale)
+
+
+def gather_bfloat16(grid: Grid, table: int, _: int, ids: int, out: int, size: int, width: int, scale: float) -> None:
+    wide = (view(table, np.uint16, size, width).astype(np.uint32) << 16).view(np.float32)
+    _gather(wide, ids, out, grid[0], size, scale)
+
+
+def gather_int8(grid: Grid, table: int, scales: int, ids: int, out: int, size: int, width: int, scale: float) -> None:
+    values = view(table, np.int8, size, width).astype(np.float32) * view(scales, np.float32, size, 1)
+    _gather(values, ids, out, grid[0], size, scale)
+
+
+def gather_rows(grid: Grid, source: int, rows: int, out: int, count: int, words: int) -> None:
+    table, part = view(source, np.uint32, count, words), view(out, np.uint32, grid[0], words)
+    host_gather_rows(table, view(rows, np.int32, grid[0]), part)
+
+
+def splice_rows(grid: Grid, source: int, rows: int, out: int, count: int, words: int) -> None:
+    part, table = view(source, np.uint32, grid[0], words), view(out, np.uint32, count, words)
+    host_splice_rows(part, view(rows, np.int32, grid[0]), table)
+
+
+def rope_tables(grid: Grid, positions: int, frequencies: int, cosine: int, sine: int, half: int, scale: float) -> None:
+    where = view(positions, np.int32, grid[0]).astype(np.float32)
+    angles = where[:, None] * view(frequencies, np.float32, half)
+    view(cosine, np.float32, grid[0], half)[...] = np.cos(angles) * np.float32(scale)
+    view(sine, np.float32, grid[0], half)[...] = np.sin(angles) * np.float32(scale)
+
+
+def advance(grid: Grid, arrays: bytes, amount: int) -> None:
+    fields = struct.unpack("=4Q4i", arrays)
+    for address, count in zip(fields[:4], fields[4:], strict=True):
+        if count:
+            values = view(address, np.int32, count)
+            values += amount
+
+
+def euler_step(grid: Grid, state: int, velocity: int, step: float, count: int) -> None:
+    host_euler_step(view(state, np.float32, count), view(velocity, np.float32, count), step)
+
+
+def copy_segments(grid: Grid, table: int) -> None:
+    for entry in range(grid[1]):
+        source, destination, from_step, to_step, size, segments = struct.unpack(
+            SEGMENT, ctypes.string_at(table + entry * 48, 48)
+        )
+        for segment in range(segments):
+            ctypes.memmove(destination + segment * to_step, source + segment * from_step, size)
+
+
+def scatter_positions(grid: Grid, table: int, past: int, query: int, chunk: int, capacity: int, first_row: int) -> None:
+    _, batch, arrays = grid
+    starts = view(past, np.int32, batch)
+    lengths = view(query, np.int32, batch) if query else np.full(batch, chunk)
+    for array in range(arrays):
+        source, destination, size = struct.unpack(SCATTER, ctypes.string_at(table + array * 24, 24))
+        for row in range(batch):
+            for offset in range(int(lengths[row])):
+                position = int(starts[row]) + offset
+                if 0 <= position < capacity:
+                    ctypes.memmove(
+                        destination + ((first_row + row) * capacity + position) * size,
+                        source + (row * chunk + offset) * size, size,
+                    )  # fmt: skip
+
+
+class _Row:
+    """One draw's state and its slices of the tables."""
+
+    def __init__(self, tables: bytes, rows: bytes, index: int) -> None:
+        states, counts, bias, mask, self.vocabulary, words = struct.unpack("=4Q2i", tables)
+        row = rows[index]
+        self.place = states + row * STATE.size
+        (
+            self.top_p, self.temperature, self.min_p, self.repetition, self.presence, self.frequency, self.top_k,
+            self.flags, low, high, self.num_logprobs, self.position,
+        ) = STATE.unpack(ctypes.string_at(self.place, STATE.size))  # fmt: skip
+        self.seed = low | high << 32
+        self.counts = view(counts + row * self.vocabulary * 4, np.uint32, self.vocabulary)
+        self.bias = view(bias + row * self.vocabulary * 4, np.float32, self.vocabulary)
+        self.mask = view(mask + row * words * 4, np.int32, words)
+
+
+def adjust_logits(grid: Grid, logits: int, tables: bytes, rows: bytes, scratch: bytes, chunk: int) -> None:
+    _, broken, _, _ = struct.unpack("=4Q", scratch)
+    for index in range(grid[1]):
+        row = _Row(tables, rows, index)
+        values = view(logits + index * row.vocabulary * 4, np.float32, row.vocabulary)
+        view(broken + index * grid[0] * 4, np.uint32, 1)[0] = not np.isfinite(values).all()
+        if row.flags & PENALISED:
+            generated = {int(i): int(row.counts[i] & ~np.uint32(SEEN)) for i in np.flatnonzero(row.counts)}
+            generated = {token: count for token, count in generated.items() if count}
+            sampling_math.penalise(
+                values, np.flatnonzero(row.counts), generated, row.repetition, row.presence, row.frequency
+            )
+        if row.flags & BIASED:
+            values += row.bias
+        if row.flags & MASKED:
+            values[~sampling_math.mask_bits(row.mask, row.vocabulary)] = -np.inf
+
+
+def weigh(grid: Grid, logits: int, tables: bytes, rows: bytes, scratch: bytes, chunk: int) -> None:
+    """What it prepares, the twin of ``pick`` works out for itself."""
+
+
+def pick(
+    grid: Grid, logits: int, tables: bytes, rows: bytes, scratch: bytes, blocks: int, token_ids: int,
+    ranked_ids: int, ranked_logs: int, limit: int,
+) -> None:  # fmt: skip
+    _, broken, _, _ = struct.unpack("=4Q", scratch)
+    for index in range(grid[0]):
+        row = _Row(tables, rows, index)
+        values = view(logits + index * row.vocabulary * 4, np.float32, row.vocabulary)
+        answer = view(token_ids, np.int32, grid[0])
+        ids = view(ranked_ids + index * (limit + 1) * 4, np.int32, limit + 1)
+        logs = view(ranked_logs + index * (limit + 1) * 4, np.float32, limit + 1)
+        best = int(values.argmax())
+        if view(broken + index * blocks * 4, np.uint32, 1)[0] or not np.isfinite(values[best]):
+            answer[index] = ids[0] = -1
+            continue
+        if row.flags & GREEDY:
+            token = best
+        else:
+            number = sampling_math.uniform(row.seed, row.position)
+            token = sampling_math.draw(values, number, row.temperature, row.top_k, row.top_p, row.min_p)
+        if row.num_logprobs:
+            normaliser = sampling_math.log_normaliser(values)
+            ranked = [token, *sampling_math.top_ids(values, row.num_logprobs).tolist()]
+            for place, number in enumerate(ranked):
+                usable = np.isfinite(values[number])
+                ids[place], logs[place] = (number, values[number] - normaliser) if usable else (-1, 0.0)
+        answer[index] = token
+        if row.flags & COUNTED:
+            row.counts[token] += 1
+        view(row.place + 48, np.int32, 1)[0] = row.position + 1
+
+
+def mark_prompt(grid: Grid, counts: int, ids: int, count: int, vocabulary: int) -> None:
+    view(counts, np.uint32, vocabulary)[view(ids, np.int32, count)] = SEEN
+
+
+def set_bias(grid: Grid, bias: int, ids: int, values: int, count: int) -> None:
+    for token, value in zip(view(ids, np.int32, count), view(values, np.float32, count), strict=True):
+        view(bias + int(token) * 4, np.float32, 1)[0] = value
