@@ -73,7 +73,7 @@ def _register_hypothesis_profiles() -> None:
 
 
 def _take_interrupts() -> None:
-    """A shell starts background jobs with interrupts ignored, and every process started by a test would inherit that."""
+    """A shell starts background jobs with interrupts ignored, and what a test starts would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
