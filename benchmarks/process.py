@@ -63,9 +63,11 @@ class EngineProcess:
                 stderr=self._log,
                 env=environment,
                 cwd=ROOT,
+                start_new_session=True,  # a group of its own: kill() must reach what the engine started
             )  # fmt: skip
         except OSError as error:
             self._close_pipes()
+            self._log.close()
             raise EngineLostError(f"{spec.interpreter} cannot be started ({error.strerror})") from None
         finally:
             os.close(commands)
@@ -100,9 +102,14 @@ class EngineProcess:
         try:
             self._process.wait(_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self.kill()
             self._process.wait()
         self._log.close()
+
+    def kill(self) -> None:
+        """End the child and what it started, at once; ``close`` must follow."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _close_pipes(self) -> None:
         for name in ("_commands", "_answers"):
@@ -117,7 +124,7 @@ class EngineProcess:
             left = deadline - time.monotonic()
             ready, _, _ = select.select([self._answers], [], [], max(left, 0))
             if not ready:
-                self._process.kill()
+                self.kill()
                 raise EngineLostError(f"no answer within {self._timeout:.0f} s")
             data = os.read(self._answers, 1 << 16)
             if not data:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,6 +90,7 @@ def write(path: Path, rows: Sequence[Row]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # engines end with us, however we are stopped
     try:
         sys.exit(main())
     except KeyboardInterrupt:

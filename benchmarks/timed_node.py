@@ -17,8 +17,9 @@ from .session_times import watch_sessions
 
 
 def main() -> int:
-    from edgellm_ros.ros.node import main as node_main
     from rclpy.publisher import Publisher
+
+    from edgellm_ros.ros.node import main as node_main
 
     seconds: list[float] = []
     publish = Publisher.publish

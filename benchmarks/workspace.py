@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -58,6 +59,8 @@ class Workspace:
         if not (directory / "manifest.json").is_file():
             self.say(f"building SmolLM2 {precision}")
             self.cache.mkdir(parents=True, exist_ok=True)
+            for old in self.cache.glob(f"smollm2-{precision}-*"):
+                shutil.rmtree(old)
             command = [*build_command(), str(self.source), str(directory), "--precision", precision, *LIMITS]
             done = subprocess.run(command, cwd=ROOT, env=child_environment(), capture_output=True, text=True)
             if done.returncode:

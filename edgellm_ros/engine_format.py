@@ -16,13 +16,14 @@ wanted); caches. Output: ``logits`` [B,R,V] float32. A graph has only the inputs
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .errors import EngineDirectoryError
+from .json_values import LARGEST_FILE, finite_number, plain_text, shown, whole_number
+from .json_values import read_json as read_json  # part of this module for its callers
 
 FORMAT_VERSION = 1
 
@@ -35,7 +36,10 @@ TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 
-MAX_JSON_BYTES = 100 * 2**20
+_FILES = (
+    CONFIG_FILE, GRAPH_FILE, PLAN_FILE, EMBEDDING_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, CHAT_TEMPLATE_FILE,
+)  # fmt: skip
+_LONGEST_PATH, _LONGEST_NAME = 4096, 255
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class BuilderLimits:
         ):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                raise EngineDirectoryError(f"{name} is {value!r}; want a whole number from {low} to {high}.")
+                raise EngineDirectoryError(f"{name} is {shown(value)}; want a whole number from {low} to {high}.")
         if self.max_input_len > self.max_kv_cache_capacity:
             raise EngineDirectoryError(
                 f"max_input_len is {self.max_input_len}, more than max_kv_cache_capacity "
@@ -91,10 +95,10 @@ class EngineConfig:
     extra: Mapping[str, Any] = field(default_factory=dict)  # family keys kept as they were
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise EngineDirectoryError(f"{CONFIG_FILE}: {name} is {value!r}; want a positive whole number.")
+        try:
+            self._check_numbers()
+        except ValueError as error:
+            raise EngineDirectoryError(f"{CONFIG_FILE}: {error}.") from None
         if len(self.kv_layers) != self.num_hidden_layers:
             raise EngineDirectoryError(
                 f"{CONFIG_FILE}: kv_layer_configs has {len(self.kv_layers)} entries; "
@@ -102,9 +106,24 @@ class EngineConfig:
             )
         if not self.rope:
             raise EngineDirectoryError(f"{CONFIG_FILE}: rope is empty; want at least one rope kind.")
-        bad = [token for token in self.eos_token_id if not 0 <= token < self.vocab_size]
-        if bad:
-            raise EngineDirectoryError(f"{CONFIG_FILE}: eos_token_id {bad[0]} is outside 0..{self.vocab_size - 1}.")
+
+    def _check_numbers(self) -> None:
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
+            whole_number(name, getattr(self, name), 1)
+        whole_number("max_position_embeddings", self.max_position_embeddings, 0, LARGEST_FILE)
+        finite_number("embedding_scale", self.embedding_scale)
+        for heads, size in self.kv_layers:
+            whole_number("num_kv_heads", heads, 1)
+            whole_number("head_dim", size, 1)
+        for kind, rope in self.rope.items():
+            finite_number(f"the scale of rope {kind!r}", rope.scale)
+            for frequency in rope.inverse_frequency:
+                finite_number(f"a frequency of rope {kind!r}", frequency)
+        for token in self.eos_token_id:
+            whole_number("eos_token_id", token, 0, self.vocab_size - 1)
+        for name in ("pad_token_id", "bos_token_id"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), -1)  # some checkpoints write -1 for none
 
     def to_json(self) -> dict[str, Any]:
         """The file's content; ``from_json`` reads it back to an equal object."""
@@ -148,37 +167,29 @@ class EngineConfig:
         try:
             limits = content["builder_config"]
             return cls(
-                model=str(content["model"]),
+                model=plain_text(content["model"]),
                 vocab_size=content["vocab_size"],
                 hidden_size=content["hidden_size"],
                 num_hidden_layers=content["num_hidden_layers"],
                 num_attention_heads=content["num_attention_heads"],
-                kv_layers=tuple(
-                    (int(row["num_kv_heads"]), int(row["head_dim"])) for row in content["kv_layer_configs"]
-                ),
+                kv_layers=tuple((row["num_kv_heads"], row["head_dim"]) for row in content["kv_layer_configs"]),
                 kv_cache_dtype=str(content["kv_cache_dtype"]),
                 rope={
-                    str(kind): RopeConfig(tuple(float(f) for f in row["inverse_frequency"]), float(row["scale"]))
+                    str(kind): RopeConfig(tuple(row["inverse_frequency"]), row["scale"])
                     for kind, row in content["rope"].items()
                 },
-                eos_token_id=tuple(int(token) for token in content["eos_token_id"]),
+                eos_token_id=tuple(content["eos_token_id"]),
                 limits=BuilderLimits(
                     limits["max_batch_size"], limits["max_input_len"], limits["max_kv_cache_capacity"]
                 ),
-                embedding_scale=float(content.get("embedding_scale", 1.0)),
+                embedding_scale=content.get("embedding_scale", 1.0),
                 pad_token_id=content.get("pad_token_id"),
                 bos_token_id=content.get("bos_token_id"),
-                max_position_embeddings=int(content.get("max_position_embeddings", 0)),
+                max_position_embeddings=content.get("max_position_embeddings", 0),
                 extra={key: value for key, value in content.items() if key not in known},
             )
-        except KeyError as error:
-            raise EngineDirectoryError(
-                f"{CONFIG_FILE} lacks the key {error.args[0]!r}; build the engine directory again."
-            ) from None
-        except (TypeError, ValueError, AttributeError) as error:
-            raise EngineDirectoryError(
-                f"{CONFIG_FILE} has a value of the wrong kind ({error}); build the engine directory again."
-            ) from None
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _damaged(CONFIG_FILE, error) from None
 
 
 @dataclass(frozen=True)
@@ -213,27 +224,30 @@ class Manifest:
         version = content.get("format_version")
         if version != FORMAT_VERSION:
             raise EngineDirectoryError(
-                f"{MANIFEST_FILE} has format_version {version!r}; this version reads {FORMAT_VERSION}: "
+                f"{MANIFEST_FILE} has format_version {shown(version)}; this version reads {FORMAT_VERSION}: "
                 "build the engine directory again."
             )
         try:
             return cls(
-                lowering=str(content["lowering"]),
-                precision=str(content["precision"]),
-                builder_version=str(content["builder_version"]),
-                source=str(content["source"]),
-                licence=str(content["licence"]),
-                fingerprint=str(content["fingerprint"]),
-                files={str(name): int(size) for name, size in content["files"].items()},
+                lowering=plain_text(content["lowering"]),
+                precision=plain_text(content["precision"]),
+                builder_version=plain_text(content["builder_version"]),
+                source=plain_text(content["source"]),
+                licence=plain_text(content["licence"]),
+                fingerprint=plain_text(content["fingerprint"]),
+                files={
+                    str(name): whole_number(f"the size of {name!r}", size, 0, LARGEST_FILE)
+                    for name, size in content["files"].items()
+                },
             )
-        except KeyError as error:
-            raise EngineDirectoryError(
-                f"{MANIFEST_FILE} lacks the key {error.args[0]!r}; build the engine directory again."
-            ) from None
-        except (TypeError, ValueError, AttributeError) as error:
-            raise EngineDirectoryError(
-                f"{MANIFEST_FILE} has a value of the wrong kind ({error}); build the engine directory again."
-            ) from None
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _damaged(MANIFEST_FILE, error) from None
+
+
+def _damaged(name: str, error: Exception) -> EngineDirectoryError:
+    """What to say of a JSON file with a missing key or a value of the wrong kind."""
+    found = f"lacks the key {error.args[0]!r}" if isinstance(error, KeyError) else f"has a bad value ({error})"
+    return EngineDirectoryError(f"{name} {found}; build the engine directory again.")
 
 
 @dataclass(frozen=True)
@@ -245,48 +259,38 @@ class EngineDirectory:
     manifest: Manifest
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of at most 100 MB.
-
-    :raises EngineDirectoryError: missing, too large, not JSON, or not an object; the sentence names the file.
-    """
-    try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise EngineDirectoryError(f"{path} has {size} bytes; want a JSON file of at most {MAX_JSON_BYTES}.")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise EngineDirectoryError(f"{path} cannot be read ({error.strerror}); check the path.") from None
-    except (ValueError, RecursionError) as error:
-        raise EngineDirectoryError(f"{path} is not valid JSON ({error}); write it again.") from None
-    if not isinstance(content, dict):
-        raise EngineDirectoryError(f"{path} holds {type(content).__name__}; want a JSON object.")
-    return content
-
-
 def open_engine_directory(path: Path | str) -> EngineDirectory:
     """Read and check an engine directory: version, keys, and that every listed file is there at its full size.
 
     :raises EngineDirectoryError: one sentence with the file, what was found and what was wanted.
     """
     path = Path(path)
-    if not path.is_dir():
-        found = "a file" if path.exists() else "nothing"
-        raise EngineDirectoryError(f"{path} holds {found}; want an engine directory: make one with 'edgellm build'.")
-    if not (path / MANIFEST_FILE).is_file():
-        raise EngineDirectoryError(
-            f"{path} has no {MANIFEST_FILE}; want an engine directory: make one with 'edgellm build'."
-        )
-    manifest = Manifest.from_json(read_json(path / MANIFEST_FILE))
-    for name, size in manifest.files.items():
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise EngineDirectoryError(f"{MANIFEST_FILE} lists {name!r}; want names inside the engine directory.")
-        file = path / name
-        if not file.is_file():
-            raise EngineDirectoryError(f"{file} is missing; build the engine directory again.")
-        found_size = file.stat().st_size
-        if found_size != size:
-            raise EngineDirectoryError(
-                f"{file} has {found_size} bytes; the manifest wants {size}: build the engine directory again."
-            )
+    want = "want an engine directory: make one with 'edgellm build'."
+    if "\0" in str(path) or len(str(path)) > _LONGEST_PATH:
+        raise EngineDirectoryError(f"{shown(str(path))} is no path; {want}")
+    try:
+        if not path.is_dir():
+            found = "a file" if path.exists() else "nothing"
+            raise EngineDirectoryError(f"{path} holds {found}; {want}")
+        if not (path / MANIFEST_FILE).is_file():
+            raise EngineDirectoryError(f"{path} has no {MANIFEST_FILE}; {want}")
+        manifest = Manifest.from_json(read_json(path / MANIFEST_FILE))
+        for name, size in manifest.files.items():
+            _check_file(path, name, size)
+        for name in _FILES:  # also those that the manifest leaves out
+            if (path / name).exists() and not (path / name).is_file():
+                raise EngineDirectoryError(f"{path / name} is not a regular file; build the engine directory again.")
+    except OSError as error:
+        raise EngineDirectoryError(f"{shown(str(path))} cannot be read ({error.strerror}); {want}") from None
     return EngineDirectory(path, EngineConfig.from_json(read_json(path / CONFIG_FILE)), manifest)
+
+
+def _check_file(path: Path, name: str, size: int) -> None:
+    if not name or len(name) > _LONGEST_NAME or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
+        raise EngineDirectoryError(f"{MANIFEST_FILE} lists {shown(name)}; want names inside the engine directory.")
+    file = path / name
+    if not file.is_file():
+        raise EngineDirectoryError(f"{file} is missing; build the engine directory again.")
+    found = file.stat().st_size
+    if found != size:
+        raise EngineDirectoryError(f"{file} has {found} bytes; the manifest wants {size}: build it again.")

@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
+import fcntl
+import importlib.util
 import os
 import re
 import shutil
 import sys
 import tempfile
-import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 from edgellm_ros.resources import resource_path
 
-try:
-    from hypothesis import HealthCheck, settings
-except ImportError:  # a robot's test run may do without property tests
-    settings = None  # type: ignore[assignment,misc]
-
-# 1 to 101: the ports of higher domains lie in the range that Linux hands out to clients
-DOMAINS_PER_RUN = 10
-DOMAIN_BLOCKS = 10
+DOMAINS = 101  # 1 to 101: the ports of higher domains lie in the range that Linux hands out to clients
 # what a complete environment may lack: parts of ROS that no wheel carries, and peers to compare with
 IN_NO_WHEEL = {"ament_xmllint", "launch", "launch_ros", "launch_testing", "llama_cpp", "torch"}
 GRAPH_REFUSED = r"does not load in onnxruntime 1\.23|onnxruntime_pybind11_state\.(Fail|InvalidGraph|NotImplemented)"
 
+_held_locks: list[IO[str]] = []
 _log_folder = tempfile.mkdtemp(prefix="edgellm-test-log-")
 
 
 def _domain_id() -> int:
-    """A ROS domain for this test process: workers of one run differ for certain, runs side by side very likely."""
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-    return 1 + zlib.crc32(run.encode()) % DOMAIN_BLOCKS * DOMAINS_PER_RUN + int(worker) % DOMAINS_PER_RUN
+    """A ROS domain that no other test process on this machine holds; held by a lock until this process ends.
+
+    The first one tried depends on the process, so that a node left over from a killed run is seldom in the way.
+    """
+    for attempt in range(DOMAINS):
+        domain = 1 + (os.getpid() + attempt) % DOMAINS
+        lock = (Path(tempfile.gettempdir()) / f"edgellm-test-domain-{domain}.lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            continue
+        _held_locks.append(lock)
+        return domain
+    raise RuntimeError(f"All {DOMAINS} ROS domains for tests are held by other test processes: wait for them to end.")
 
 
 def _set_ros_environment() -> None:
@@ -54,8 +60,10 @@ def _set_ros_environment() -> None:
 
 
 def _register_hypothesis_profiles() -> None:
-    if settings is None:
-        return
+    if importlib.util.find_spec("hypothesis") is None:
+        return  # a robot's test run may do without property tests
+    from hypothesis import HealthCheck, settings
+
     # No deadline: the machine is shared, and a slow example is no failure.
     slow_to_start = [HealthCheck.too_slow]
     settings.register_profile("quick", max_examples=50, deadline=None, suppress_health_check=slow_to_start)
@@ -68,9 +76,11 @@ _register_hypothesis_profiles()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _remove_log_folder() -> Iterator[None]:
+def _release_what_is_held() -> Iterator[None]:
     yield
     shutil.rmtree(_log_folder, ignore_errors=True)
+    for lock in _held_locks:
+        lock.close()
 
 
 def _fail_skip_for_missing_package(report: pytest.TestReport | pytest.CollectReport) -> None:

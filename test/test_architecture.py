@@ -15,14 +15,14 @@ import edgellm_ros
 PACKAGE = Path(edgellm_ros.__file__).parent
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 PARTS = ("backends", "runtime", "vision", "action", "builder", "ros", "cli", "tabletop")
-SHARED = {"engine_format", "errors", "resources", "__version__"}
+SHARED = {"engine_format", "json_values", "errors", "resources", "__version__"}
 RUN_TIME = {"runtime", "vision", "action", "backends"}
 MAY_IMPORT = {
     "backends": {"backends"},
     "runtime": RUN_TIME,
     "vision": RUN_TIME,
     "action": RUN_TIME,
-    "builder": {"builder"},
+    "builder": {"builder", "backends"},  # a plan is compiled by the library that runs it
     "ros": RUN_TIME | {"ros"},
     "cli": set(PARTS),
     "tabletop": {"tabletop", "ros", *RUN_TIME},

@@ -44,16 +44,14 @@ class CPUEngine:
         self._run_options.log_severity_level = _FATAL
         self._bound: dict[str, HostTensor] = {}
         self._cache: CPUKVCache | None = None
-        self._bindings: dict[object, tuple[Any, Any]] = {}
+        # With each binding its state and the tensors and cache whose addresses it holds: they must outlive a run.
+        self._bindings: dict[object, tuple[Any, Any, object]] = {}
         self._inputs: dict[str, TensorSpec] = {}
         self._outputs: dict[str, TensorSpec] = {}
-        self._metadata = dict(self._session.get_modelmeta().custom_metadata_map)
+        inputs, outputs, self._metadata = _described(path, self._session)
         caches = []
-        for nodes, plain in (
-            (self._session.get_inputs(), self._inputs),
-            (self._session.get_outputs(), self._outputs),
-        ):
-            for spec in (_spec(path, node) for node in nodes):
+        for nodes, plain in ((inputs, self._inputs), (outputs, self._outputs)):
+            for spec in nodes:
                 if cache_tensor(spec.name) is None:
                     plain[spec.name] = spec
                 else:
@@ -141,7 +139,7 @@ class CPUEngine:
             if len(self._bindings) >= _MOST_BINDINGS:
                 self._bindings.pop(next(iter(self._bindings)))
             self._bindings[key] = made
-        binding, state = made
+        binding, state, _held = made
         if past is not None:
             self._caches.before(state)
         try:
@@ -165,7 +163,7 @@ class CPUEngine:
 
     def _make_binding(
         self, session: Any, shapes: Mapping[str, tuple[int, ...]], first_row: int, prefix: int
-    ) -> tuple[Any, Any]:
+    ) -> tuple[Any, Any, object]:
         missing = [name for name in self._inputs if name not in self._bound or name not in shapes]
         if missing:
             raise BackendError(f"{missing[0]!r} is not bound or has no shape; bind every input and give its shape.")
@@ -189,15 +187,16 @@ class CPUEngine:
             bind = binding.bind_input if name in self._inputs else binding.bind_output
             element = _ONNX_BFLOAT16 if spec.dtype is DataType.BFLOAT16 else spec.dtype.numpy.type
             bind(name, "cpu", 0, element, list(shape), address)
+        held = (list(self._bound.values()), self._cache)
         if not self._caches.layout.layers:
-            return binding, None
+            return binding, None, held
         cache = self._cache
         if cache is None:
             raise MisuseError(f"{self._path} has no cache; call bind_cache first.")
         batch, chunk = (*shapes.get("inputs_embeds", next(iter(shapes.values()))), 1)[:2]
         if first_row < 0 or first_row + batch > cache.rows:
             raise BackendError(f"rows {first_row}..{first_row + batch} were run; the cache has {cache.rows}.")
-        return binding, self._caches.bind(binding, cache, first_row, batch, chunk, prefix)
+        return binding, self._caches.bind(binding, cache, first_row, batch, chunk, prefix), held
 
     def close(self) -> None:
         """End a run under way in another thread and let go of everything; a second call does nothing."""
@@ -215,11 +214,24 @@ def _open_session(path: Path, threads: int) -> Any:
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = _FATAL
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        # Its fallback would try the same provider again, after printing on the console.
+        return onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"], enable_fallback=False
+        )
     except Exception as error:  # ONNX Runtime's exceptions share no base but this
         raise BackendError(
             f"{path} does not load in onnxruntime {onnxruntime.__version__}: {_first_line(error)}"
         ) from error
+
+
+def _described(path: Path, session: Any) -> tuple[list[TensorSpec], list[TensorSpec], dict[str, str]]:
+    """Inputs, outputs and metadata of a graph; in a damaged one these may be no text."""
+    try:
+        inputs, outputs = (list(nodes) for nodes in (session.get_inputs(), session.get_outputs()))
+        specs = [[_spec(path, node) for node in nodes] for nodes in (inputs, outputs)]
+        return specs[0], specs[1], dict(session.get_modelmeta().custom_metadata_map)
+    except UnicodeDecodeError:
+        raise BackendError(f"{path} has names that are no text; build the engine directory again.") from None
 
 
 def _spec(path: Path, node: Any) -> TensorSpec:

@@ -10,12 +10,11 @@ import math
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ..engine_format import read_json
 from ..errors import BackendError, MisuseError
+from ..json_values import read_json
 from .base import CacheLayout, DataType, EngineCapabilities, KVCache, Tensor, TensorSpec
 from .fake_directory import (
     FAKE_FILE,
@@ -25,64 +24,12 @@ from .fake_directory import (
     embedding_rows,
     write_fake_engine_directory,
 )
+from .fake_kv_cache import EMPTY, FakeKVCache
 from .fake_script import FakeMode, FakeScript, Fault, ScriptReader, history_digest
 from .host_backend import HostBackend
 from .host_tensor import HostTensor, host_tensor
 
 __all__ = ["FakeBackend", "FakeEngine", "FakeKVCache", "FakeMode", "FakeScript", "Fault", "write_fake_engine_directory"]
-
-_EMPTY = -1
-
-
-class FakeKVCache:
-    """(id, position) of every slot: int32 [rows, capacity, 2]."""
-
-    def __init__(self, layout: CacheLayout, rows: int, capacity: int) -> None:
-        self._dtype = layout.dtype
-        self.slots = np.full((rows, capacity, 2), _EMPTY, dtype=np.int32)
-
-    @property
-    def rows(self) -> int:
-        """Sequences that fit."""
-        return int(self.slots.shape[0])
-
-    @property
-    def capacity(self) -> int:
-        """Positions of each sequence."""
-        return int(self.slots.shape[1])
-
-    @property
-    def dtype(self) -> DataType:
-        """What the layout asked for."""
-        return self._dtype
-
-    @property
-    def bytes_per_position(self) -> int:
-        """Bytes of one slot."""
-        return int(self.slots.itemsize * self.slots.shape[2])
-
-    def copy_row(self, source: int, destination: int, length: int) -> None:
-        """Copy the first ``length`` slots of one row over another."""
-        self._check(source, 0, length)
-        self._check(destination, 0, length)
-        self.slots[destination, :length] = self.slots[source, :length]
-
-    def export_block(self, row: int, start: int, count: int) -> Any:
-        """A copy of ``count`` slots."""
-        self._check(row, start, count)
-        return self.slots[row, start : start + count].copy()
-
-    def import_block(self, row: int, start: int, block: Any) -> None:
-        """Write slots that ``export_block`` gave."""
-        self._check(row, start, len(block))
-        self.slots[row, start : start + len(block)] = block
-
-    def _check(self, row: int, start: int, count: int) -> None:
-        if not (0 <= row < self.rows and start >= 0 and count >= 0 and start + count <= self.capacity):
-            raise MisuseError(
-                f"positions {start}..{start + count} of row {row} were asked of a cache with {self.rows} rows of "
-                f"{self.capacity}; want some inside."
-            )
 
 
 class FakeEngine:
@@ -220,9 +167,9 @@ class FakeEngine:
             raise BackendError(
                 "an embedding is no row of the fake engine's table; gather it from the directory's file."
             )
-        if past and (cached[:past, 0] == _EMPTY).any():
+        if past and (cached[:past, 0] == EMPTY).any():
             raise BackendError(f"past_length is {past}, but not all of those cache slots were written.")
-        before = int(cached[past - 1, 1]) if past else _EMPTY
+        before = int(cached[past - 1, 1]) if past else EMPTY
         if count and (
             positions[0] <= before or (not past and positions[0] != 0) or (np.diff(positions[:count]) < 1).any()
         ):

@@ -93,8 +93,11 @@ class FakeScript:
             ("hang_timeout", (int, float)),
             ("fault_step", (int,)),
             ("fault_times", (int,)),
+            ("peak", (int, float)),
         ):
             value = getattr(self, name)
+            if name == "peak" and value is None:
+                continue
             if not isinstance(value, kinds) or isinstance(value, bool) or not 0 <= value <= 1e6:
                 raise EngineDirectoryError(f"fake script: {name} is {value!r}; want a number from 0 to 1000000.")
 

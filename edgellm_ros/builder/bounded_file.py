@@ -13,22 +13,25 @@ HASH_CHUNK_BYTES = 1 << 22
 
 
 class BoundedFile:
-    """An open file that is read with ``pread``: no mapping, so memory stays small and a truncation cannot kill us.
+    """Open files that are read with ``pread``, as if they were one that begins with the first and goes on with the
+    next: no mapping, so memory stays small and a truncation cannot kill us. ``path`` names them in messages.
 
-    One thread owns it. :raises CheckpointError: from the constructor, when it cannot be opened.
+    One thread owns it. :raises CheckpointError: from the constructor, when one cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *more: Path) -> None:
         self.path = path
+        self._parts: list[tuple[int, int, int]] = []  # descriptor, first byte, byte behind the last
+        self.size = 0
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            for part in (path, *more):
+                descriptor = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
+                self._parts.append((descriptor, self.size, self.size))
+                start, self.size = self.size, self.size + os.fstat(descriptor).st_size
+                self._parts[-1] = (descriptor, start, self.size)
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be read ({error.strerror}); check the path.") from None
-        try:
-            self.size = os.fstat(self._descriptor).st_size
-        except OSError as error:
-            os.close(self._descriptor)
-            raise CheckpointError(f"{path} cannot be read ({error.strerror}); check the path.") from None
+            self.close()
+            raise CheckpointError(f"{part} cannot be read ({error.strerror}); check the path.") from None
 
     def read(self, offset: int, count: int, what: str) -> bytes:
         """``count`` bytes from ``offset``; ``what`` names them in the message.
@@ -41,16 +44,19 @@ class BoundedFile:
                 f"has {self.size}; fetch it again."
             )
         pieces = []
-        while count:
-            try:
-                piece = os.pread(self._descriptor, count, offset)
-            except OSError as error:
-                raise CheckpointError(f"{self.path} cannot be read ({error.strerror}) at {what}.") from None
-            if not piece:
-                raise CheckpointError(f"{self.path} became shorter while {what} was read; do not change it meanwhile.")
-            pieces.append(piece)
-            offset += len(piece)
-            count -= len(piece)
+        for descriptor, start, stop in self._parts:
+            while count and start <= offset < stop:
+                try:
+                    piece = os.pread(descriptor, min(count, stop - offset), offset - start)
+                except OSError as error:
+                    raise CheckpointError(f"{self.path} cannot be read ({error.strerror}) at {what}.") from None
+                if not piece:
+                    raise CheckpointError(
+                        f"{self.path} became shorter while {what} was read; do not change it meanwhile."
+                    )
+                pieces.append(piece)
+                offset += len(piece)
+                count -= len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def digest(self, progress: Callable[[int], None] | None = None) -> str:
@@ -64,7 +70,6 @@ class BoundedFile:
         return checksum.hexdigest()
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Close the files; a second call does nothing."""
+        while self._parts:
+            os.close(self._parts.pop()[0])

@@ -30,7 +30,7 @@ from .families.base import DecoderConfig
 from .families.decoder import EMBEDDING, build_decoder, decoder_tensors, may_be_left_out
 from .graph import DATA_FILE, Graph, SharedTensor
 from .lowerings import lowering as find_lowering
-from .onnx_writer import GraphFiles, lay_out, write_weights
+from .onnx_writer import GraphFiles, check_packages, lay_out, write_weights
 from .quantize import precision as find_precision
 from .random_weights import open_random_checkpoint
 from .text_checkpoint import text_checkpoint
@@ -231,7 +231,7 @@ def build_engine(
     lowering: str = "onnxruntime",
     random_seed: int | None = None,
 ) -> Path:
-    """Build ``output`` from a Hugging Face folder, a ``.gguf`` file or the word ``smollm2``; returns its path.
+    """Build ``output`` from a Hugging Face folder, a ``.gguf`` file or a name of ``WHEEL_MODELS``; returns its path.
 
     With ``random_seed`` only a ``config.json`` is read of ``source``, and the weights are random.
 
@@ -240,7 +240,9 @@ def build_engine(
 
     :raises CheckpointError: the checkpoint or a setting is refused.
     :raises EngineDirectoryError: ``output`` cannot be written.
+    :raises MissingPackageError: the extra [build] is not installed.
     """
+    check_packages()
     report = progress or (lambda state: None)
     place = Path(output).absolute()
     with closing(_open(source, random_seed)) as checkpoint:

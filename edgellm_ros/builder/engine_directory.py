@@ -11,8 +11,8 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,17 +100,17 @@ def writing(output: Path, fingerprint: str, needed: int) -> Iterator[Path]:
 
     :raises EngineDirectoryError: no room, not allowed, or ``output`` holds something else than an engine directory.
     """
-    temporary: Path | None = None
+    # named before it exists: an interrupt right after its creation must still find it
+    temporary = output.parent / f".{output.name}.building-{secrets.token_hex(6)}"
     lock = -1
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         _check_place(output, needed)
         with _parent_lock(output):  # else a rival could take a folder for abandoned before its lock is held
             _remove_abandoned(output)
-            temporary = Path(tempfile.mkdtemp(prefix=f".{output.name}.building-", dir=output.parent))
+            temporary.mkdir()
             lock = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        temporary.chmod(0o755)
         yield temporary
         _put_in_place(temporary, output, fingerprint)
     except OSError as error:
@@ -123,7 +123,6 @@ def writing(output: Path, fingerprint: str, needed: int) -> Iterator[Path]:
             f"{output} cannot be written ({error.strerror or error}); check the place."
         ) from None
     finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         if lock >= 0:
             os.close(lock)

@@ -80,13 +80,13 @@ class _Cursor:
 
 
 class GGUFFile:
-    """One ``.gguf`` file: ``metadata`` (scalars, strings, lists) and ``entries`` by name.
+    """One ``.gguf`` file, or the pieces of one: ``metadata`` (scalars, strings, lists) and ``entries`` by name.
 
     :raises CheckpointError: not GGUF of version 2 or 3, truncated, split, or a part that does not fit.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.file = BoundedFile(path)
+    def __init__(self, path: Path, *more: Path) -> None:
+        self.file = BoundedFile(path, *more)
         try:
             self.metadata, self.entries = self._read_header()
         except BaseException:

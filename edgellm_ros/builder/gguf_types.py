@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from .gguf_k_types import halves, q4_k, q5_k, q6_k
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -19,11 +21,6 @@ class BlockType:
     elements: int
     bytes: int
     decode: Callable[[Array], Array]
-
-
-def _halves(blocks: Array, start: int) -> Array:
-    """One little-endian float16 of each block as float32 [n, 1]."""
-    return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
 
 
 def _nibbles(packed: Array) -> Array:
@@ -50,26 +47,26 @@ def _bf16(blocks: Array) -> Array:
 
 
 def _q4_0(blocks: Array) -> Array:
-    return np.multiply(_halves(blocks, 0), _nibbles(blocks[:, 2:]).astype(np.float32) - 8)
+    return np.multiply(halves(blocks, 0), _nibbles(blocks[:, 2:]).astype(np.float32) - 8)
 
 
 def _q4_1(blocks: Array) -> Array:
-    return _halves(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32) + _halves(blocks, 2)
+    return halves(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32) + halves(blocks, 2)
 
 
 def _q5_0(blocks: Array) -> Array:
     values = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2)
-    return _halves(blocks, 0) * (values.astype(np.float32) - 16)
+    return halves(blocks, 0) * (values.astype(np.float32) - 16)
 
 
 def _q5_1(blocks: Array) -> Array:
     values = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4)
-    return _halves(blocks, 0) * values.astype(np.float32) + _halves(blocks, 2)
+    return halves(blocks, 0) * values.astype(np.float32) + halves(blocks, 2)
 
 
 def split_q8_0(blocks: Array) -> tuple[Array, Array]:
     """Q8_0 blocks uint8 [n, 34] as int8 [n, 32] and float32 scales [n]; weight = scale * integer."""
-    return np.ascontiguousarray(blocks[:, 2:]).view(np.int8), _halves(blocks, 0)[:, 0]
+    return np.ascontiguousarray(blocks[:, 2:]).view(np.int8), halves(blocks, 0)[:, 0]
 
 
 def _q8_0(blocks: Array) -> Array:
@@ -86,12 +83,15 @@ TYPES: dict[int, BlockType] = {
     6: BlockType("Q5_0", 32, 22, _q5_0),
     7: BlockType("Q5_1", 32, 24, _q5_1),
     8: BlockType("Q8_0", 32, 34, _q8_0),
+    12: BlockType("Q4_K", 256, 144, q4_k),
+    13: BlockType("Q5_K", 256, 176, q5_k),
+    14: BlockType("Q6_K", 256, 210, q6_k),
     30: BlockType("BF16", 1, 2, _bf16),
 }
 
 # read by name only, to say which type a file has that this builder does not take
 OTHER_TYPES: dict[int, str] = {
-    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
+    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
     18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32",
     27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip

@@ -6,20 +6,20 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, MissingPackageError
 from .graph import DATA_FILE, Graph, Node, StoredTensor, TensorInfo
+
+if TYPE_CHECKING:
+    import onnx
 
 PAGE = 4096  # engines map the file: a weight that starts on a page needs no copy
 
-_TYPES = {
-    "float32": onnx.TensorProto.FLOAT, "float16": onnx.TensorProto.FLOAT16, "int32": onnx.TensorProto.INT32,
-    "int64": onnx.TensorProto.INT64, "uint8": onnx.TensorProto.UINT8, "int8": onnx.TensorProto.INT8,
-    "bool": onnx.TensorProto.BOOL,
-}  # fmt: skip
+# numbers of onnx.TensorProto.DataType
+_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10}
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,19 @@ class GraphFiles:
     data_size: int
 
 
+def check_packages() -> None:
+    """:raises MissingPackageError: onnx is not installed."""
+    try:
+        import onnx  # noqa: F401
+    except ImportError:
+        raise MissingPackageError(
+            "the package onnx is not installed; want it for building: pip install 'edgellm_ros[build]'."
+        ) from None
+
+
 def _node(node: Node) -> onnx.NodeProto:
+    import onnx
+
     attributes = dict(node.attributes)
     if "to" in attributes:
         attributes["to"] = _TYPES[attributes["to"]]
@@ -41,10 +53,14 @@ def _node(node: Node) -> onnx.NodeProto:
 
 
 def _info(info: TensorInfo) -> onnx.ValueInfoProto:
+    import onnx
+
     return onnx.helper.make_tensor_value_info(info.name, _TYPES[info.dtype], info.shape)
 
 
 def _external(stored: StoredTensor, file: str, offset: int) -> onnx.TensorProto:
+    import onnx
+
     proto = onnx.TensorProto(
         name=stored.name, data_type=_TYPES[stored.dtype], dims=stored.shape, data_location=onnx.TensorProto.EXTERNAL
     )
@@ -55,6 +71,8 @@ def _external(stored: StoredTensor, file: str, offset: int) -> onnx.TensorProto:
 
 def lay_out(graph: Graph, name: str) -> GraphFiles:
     """Decide where every weight goes and write the ONNX file into memory; nothing is read from the checkpoint."""
+    import onnx
+
     offsets: dict[str, int] = {}
     end = 0
     used = {name for node in graph.nodes for name in node.inputs}

@@ -17,8 +17,9 @@ from ..errors import CheckpointError
 from .families import read_config
 from .families.decoder import decoder_tensors
 from .families.text_part import text_configuration
-from .gguf_tokenizer import PRE_TOKENIZERS, byte_level_tokenizer
 from .huggingface_checkpoint import CONFIG, INDEX_FILE, SINGLE_FILE, read_json_object, token_ids
+from .pre_tokenizers import PRE_TOKENIZERS
+from .tokenizer_json import byte_level_tokenizer
 from .weights import BAND_BYTES
 
 BLOCK_ROWS = 64  # rows drawn from one generator, so that any band of a tensor can be drawn alone
@@ -52,7 +53,7 @@ def tiny_tokenizer_files(vocab_size: int) -> dict[str, bytes]:
         prefix = characters[high // 256] if high >= 256 else ""
         tokens.append(prefix + characters[high % 256] + characters[low])
     content = byte_level_tokenizer(
-        tokens, [], PRE_TOKENIZERS["gpt-2"][0], special=dict.fromkeys(range(len(SPECIAL_TOKENS)), True)
+        tokens, [], PRE_TOKENIZERS["gpt-2"].patterns, special=dict.fromkeys(range(len(SPECIAL_TOKENS)), True)
     )
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": SPECIAL_TOKENS[1], "eos_token": SPECIAL_TOKENS[2],

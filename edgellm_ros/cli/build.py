@@ -1,4 +1,4 @@
-"""Write an engine directory from a Hugging Face folder, a .gguf file, or the word smollm2 (a small free model)."""
+"""Write an engine directory from a Hugging Face folder, a .gguf file, or a model that an installed package carries."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from ..builder.build import DEFAULT_BATCH, DEFAULT_CAPACITY, DEFAULT_INPUT, Prog
 from ..builder.lowerings import LOWERINGS
 from ..builder.tensorrt_build import DEFAULT_WORKSPACE, PlanOptions, compile_plan
 from ..builder.tensorrt_build import LOWERINGS as PLAN_LOWERINGS
+from ..builder.wheel_models import WHEEL_MODELS
 from ..engine_format import BuilderLimits
 from ..errors import CheckpointError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="Hugging Face folder, .gguf file, or smollm2")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help=f"Hugging Face folder, .gguf file, {' or '.join(WHEEL_MODELS)}"
+    )
     parser.add_argument("output", metavar="OUT", help="engine directory to write")
     parser.add_argument("--precision", default="fp32", help="fp32, fp16 (for a GPU) or int8 (default: %(default)s)")
     parser.add_argument(
@@ -97,10 +100,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Build; 0 when the directory stands. A termination leaves as little behind as an interrupt."""
-    try:
-        limits = _limits(arguments)
-    except Exception as error:  # the same sentence, with the code of a build setting
-        raise CheckpointError(str(error)) from None
+    limits = _limits(arguments)
     if arguments.plan and arguments.lowering not in PLAN_LOWERINGS:
         raise CheckpointError(
             f"--plan is given with the lowering {arguments.lowering!r}; want --lowering {' or '.join(PLAN_LOWERINGS)}."

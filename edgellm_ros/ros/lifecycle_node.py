@@ -21,17 +21,18 @@ from ..errors import BackendError, EdgeLLMError, MisuseError, Refusal, RefusalCo
 from ..resources import resource_path
 from .counters import Counters, Throttle
 from .dds_profile import PROFILE_NAME, profile_warning
-from .engine_host import EngineHost
+from .engine_host import EngineHost, release_memory
 from .history import ConversationHistory
 from .monitor import Monitor, NodeState
 from .parameter_server import ParameterServer
-from .publishers import Publishers, reliable
+from .publishers import Publishers, publishable, reliable
 from .qos_events import QosWatch
 from .requests import PromptBridge
 
 _Callback = Callable[["EdgeLLMNode", LifecycleState], TransitionCallbackReturn]
 
 CANCELLED = Refusal(RefusalCode.CANCELLED, "The request was cancelled.")
+RESET = Refusal(RefusalCode.CANCELLED, "The request was cancelled by a reset.")
 DISABLED = Refusal(RefusalCode.DISABLED, "The node is paused; call its service enable with true.")
 DEACTIVATED = Refusal(RefusalCode.NOT_ACTIVE, "The node was deactivated.")
 SHUT_DOWN = Refusal(RefusalCode.SHUTTING_DOWN, "The node is shutting down.")
@@ -49,11 +50,15 @@ def _transition(on_exception: TransitionCallbackReturn) -> Callable[[_Callback],
                 result = callback(self, state)
             except Exception as error:
                 sentence = str(error) if isinstance(error, EdgeLLMError) else f"{type(error).__name__}: {error}"
+                sentence = publishable(sentence)  # or the logger raises in turn, out of the transition
                 self.get_logger().error(f"{name} failed: {sentence}")
                 self.state.failure = sentence
-                return on_exception
-            self.state.failure = "" if name != "error" else self.state.failure
-            return result
+            else:
+                if name != "error":  # what led there stays to be told
+                    self.state.failure = ""
+                return result
+            release_memory()  # after the exception, whose frames hold what was half made
+            return on_exception
 
         return wrapped
 
@@ -126,7 +131,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
 
     def warn(self, kind: str, sentence: str) -> None:
         """Log a warning, at most one of a kind every few seconds. Any thread may call it."""
-        message = self._throttle.admit(kind, sentence)
+        message = self._throttle.admit(kind, publishable(sentence))
         if message:
             self.get_logger().warning(message)
 
@@ -163,8 +168,12 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
         return response
 
     def _on_reset(self, _request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        turns = self.history.clear()
+        running, waiting = self.bridge.cancel_all(RESET)
         response.success = True
-        response.message = f"Forgot {self.history.clear()} turns of history."
+        response.message = (
+            f"Forgot {turns} turns of history; cancelled {running} running and {waiting} waiting requests."
+        )
         return response
 
     def _on_enable(self, request: SetBool.Request, response: SetBool.Response) -> SetBool.Response:
@@ -226,7 +235,12 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
 
     def _free_engine(self) -> None:
         host, self.state.host = self.state.host, None
-        if host is not None and not host.close():
+        if host is None:
+            return
+        closed = host.close()
+        del host
+        release_memory()
+        if not closed:
             raise BackendError(
                 "A step of the engine does not return, so its memory could not be freed; restart the process.",
                 RefusalCode.STEP_TIMEOUT,

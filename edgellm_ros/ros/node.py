@@ -45,22 +45,24 @@ class StopSignal:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the node until a signal or a shutdown of its context; 0 is a clean end, 2 a parameter that was refused."""
+    """Run the node until a signal or a shutdown of its context; 0 is a clean end, 2 a command line it cannot take."""
     stop = StopSignal()
     # Imported here: an interrupt during the imports is already taken care of.
     import rclpy
     from rclpy.executors import ExternalShutdownException
-    from rclpy.signals import SignalHandlerOptions
+    from rclpy.utilities import remove_ros_args
 
     from ..errors import EdgeLLMError
-    from .lifecycle_node import EdgeLLMNode
 
     command_line = list(sys.argv if arguments is None else [sys.argv[0], *arguments])
-    rclpy.init(args=command_line, signal_handler_options=SignalHandlerOptions.NO)
     try:
-        node = EdgeLLMNode()
-    except EdgeLLMError as error:
-        rclpy.logging.get_logger("edgellm").fatal(str(error))
+        rest = remove_ros_args(command_line)[1:]
+        if rest:
+            raise EdgeLLMError(f"The argument {rest[0]} is unknown; want ROS arguments after --ros-args.")
+        node = make_node(command_line)
+    except Exception as error:  # of ROS: a file that is not there, an override that is no policy, and the like
+        sentence = str(error) if isinstance(error, EdgeLLMError) else f"The node cannot start: {error}"
+        rclpy.logging.get_logger("edgellm").fatal(" ".join(sentence.split()))
         rclpy.try_shutdown()
         return 2
     executor = make_executor()
@@ -83,8 +85,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def make_node(command_line: Sequence[str]) -> Any:
+    """The node in the default context.
+
+    :raises EdgeLLMError: a parameter is refused; ROS raises errors of its own for what it cannot read.
+    """
+    import rclpy
+    from rclpy.signals import SignalHandlerOptions
+
+    from .lifecycle_node import EdgeLLMNode
+
+    rclpy.init(args=list(command_line), signal_handler_options=SignalHandlerOptions.NO)
+    return EdgeLLMNode()
+
+
 def make_executor() -> Any:
-    """The executor that the process spins."""
+    """The executor that the process spins.
+
+    One thread is enough, since no callback waits for the engine, and it answers sooner than several would.
+    """
     from rclpy.executors import SingleThreadedExecutor
 
     return SingleThreadedExecutor()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -13,6 +14,14 @@ from types import TracebackType
 from .launch_spec import NodeSpec
 
 STOP_TIMEOUT = 5.0  # s for the process to end by itself
+_SET_PARENT_DEATH_SIGNAL = 1
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # found here: a forked child should do as little as it can
+
+
+def _end_with_parent() -> None:
+    """Have the kernel terminate this process when the one that started it is gone, killed or not (Linux)."""
+    if _PRCTL is not None:
+        _PRCTL(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
 class NodeProcess:
@@ -27,6 +36,7 @@ class NodeProcess:
             stdout=self._output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # an interrupt at the terminal is ours to pass on
+            preexec_fn=_end_with_parent,
         )
 
     @property

@@ -16,6 +16,8 @@ from .report import Report, Timings
 if TYPE_CHECKING:
     from ..runtime.scheduler import RequestHandle
 
+PRIVATE_SETTINGS = ("generation.system_prompt",)  # part of what is said to the model, so private as a prompt is
+
 # Accepted requests that end for one of these were stopped; for any other, or if never accepted, they failed.
 _STOPPED = {
     RefusalCode.CANCELLED: FinishReason.CANCELLED,
@@ -85,6 +87,10 @@ class PromptRequest:
         if refusal is not None:
             reason = _STOPPED.get(refusal.code, FinishReason.ERROR) if self.accepted else FinishReason.ERROR
         include_text = self.settings.report.include_text
+        changed = self.settings.changed()
+        for name in PRIVATE_SETTINGS:
+            if name in changed and not include_text:
+                changed[name] = f"({len(str(changed[name]))} characters)"
         return Report(
             request_id=self.request_id,
             finish_reason=reason,
@@ -101,7 +107,7 @@ class PromptRequest:
             first_delta=self.first_delta,
             last_delta=None if self.first_delta is None else self.first_delta + len(self.pieces) - 1,
             engine=engine,
-            changed_settings=self.settings.changed(),
+            changed_settings=changed,
             prompt=self.prompt if include_text else None,
             response=self.text if include_text else None,
         )

@@ -48,8 +48,8 @@ def diagnostic_status(
         level=bytes([level]),
         name=name,
         message=publishable(message),
-        hardware_id=hardware_id,
-        values=[KeyValue(key=key, value=publishable(value)) for key, value in pairs],
+        hardware_id=publishable(hardware_id),
+        values=[KeyValue(key=publishable(key), value=publishable(value)) for key, value in pairs],
     )
 
 

@@ -10,6 +10,7 @@ import itertools
 import secrets
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 
@@ -47,6 +48,7 @@ class PromptBridge:
         self._waiting: deque[PromptRequest] = deque()
         self._running: PromptRequest | None = None
         self._stuck: PromptRequest | None = None  # given up, but the engine still holds it
+        self._stuck_host: Callable[[], EngineHost | None] = lambda: None  # that engine, as long as it is loaded
         self._host: EngineHost | None = None
         self._worker: threading.Thread | None = None
         self._session = secrets.token_hex(3)
@@ -78,8 +80,9 @@ class PromptBridge:
     def start(self, host: EngineHost) -> None:
         """Begin to run prompts on this engine."""
         with self._condition:
+            if self._stuck_host() is not host:  # what another engine holds says nothing about this one
+                self._stuck = None
             self._host = host
-            self._stuck = None
             self._worker = threading.Thread(target=self._work, args=(host,), name="edgellm-publish", daemon=True)
         self._worker.start()
 
@@ -198,7 +201,8 @@ class PromptBridge:
                 self._end(request, refusal=Refusal(RefusalCode.ENGINE_FAILED, sentence))
             finally:
                 with self._condition:
-                    self._running = None
+                    if self._running is request:  # a worker that was given up may end while another one runs
+                        self._running = None
 
     def _run(self, request: PromptRequest, host: EngineHost) -> None:
         epoch, turns = self._history.snapshot(request.settings.prompt.history_turns)
@@ -214,7 +218,7 @@ class PromptBridge:
                 handle.cancel()
         if not run.stream():
             with self._condition:
-                self._stuck = request
+                self._stuck, self._stuck_host = request, weakref.ref(host)
             late = Refusal(RefusalCode.DEADLINE, "The engine did not end the request in its time (generation.timeout).")
             self._end(request, refusal=request.stop or late, host=host)
             return

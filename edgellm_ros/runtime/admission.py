@@ -9,6 +9,7 @@ from ..errors import BackendError, RefusalCode, RequestError
 from .boundary import BatchResult, SlotSeed
 from .decoding.strategy import Accepted, DecodingStrategy
 from .executor import ModelExecutor
+from .generation import GenerationContext, RankLostError
 from .metrics import LLMGenerationMetrics, LLMPrefillMetrics
 from .request import LLMGenerationRequest
 from .seeds import check_prompt, check_request, make_seed, token_budget
@@ -73,11 +74,17 @@ class Admission:
         """Give a sequence its sampling state in a row."""
         self.executor.start_row(row, sequence.sampling_row(), sequence.seed.prompt_ids)
 
-    def prefill_chunk(self, sequence: Sequence, row: int) -> Accepted | None:
-        """One chunk of a prompt; a failing engine ends that sequence alone."""
+    def prefill_chunk(self, context: GenerationContext, sequence: Sequence, row: int) -> Accepted | None:
+        """One chunk of a prompt; a failing engine ends that sequence alone.
+
+        :raises RankLostError: a rank is gone.
+        """
         start = time.monotonic()
         try:
-            return self.strategy.prefill_chunk(sequence, row)
+            accepted = self.strategy.prefill_chunk(sequence, row)
+            return None if accepted is None else context.agree([accepted])[0]
+        except RankLostError:
+            raise
         except BackendError as error:
             sequence.fail(error.refusal)
             return None

@@ -12,10 +12,10 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
 from ..engine_format import CHAT_TEMPLATE_FILE
 from ..errors import EngineDirectoryError, RequestError
+from .template_sandbox import TemplateSandbox
 
 MAX_TEMPLATE_BYTES = 2**20
 
@@ -50,11 +50,11 @@ def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+def _environment() -> TemplateSandbox:
+    environment = TemplateSandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = _to_json
+    environment.add_filter("tojson", _to_json)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -72,10 +72,13 @@ class ChatTemplate:
             raise EngineDirectoryError(f"the chat template has {size} bytes; want at most {MAX_TEMPLATE_BYTES}.")
         self.source = source
         self._special_tokens = dict(special_tokens or {})
+        self._environment = _environment()
         try:
-            self._template = _environment().from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
-            raise EngineDirectoryError(f"the chat template is not valid Jinja ({error}); correct it.") from None
+            self._template = self._environment.from_string(source)
+        except Exception as error:  # Jinja also lets errors of Python's compiler and of folded constants through
+            raise EngineDirectoryError(
+                f"the chat template is not valid Jinja ({_one_line(error)}); correct it."
+            ) from None
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **options: Any
@@ -85,20 +88,27 @@ class ChatTemplate:
         :raises RequestError: the template refuses the conversation, or fails on it.
         """
         try:
-            return self._template.render(
-                messages=[dict(message) for message in messages],
-                tools=options.pop("tools", None),
-                documents=options.pop("documents", None),
-                add_generation_prompt=add_generation_prompt,
-                **{**self._special_tokens, **options},
-            )
+            with self._environment.bounded():
+                return self._template.render(
+                    messages=[dict(message) for message in messages],
+                    tools=options.pop("tools", None),
+                    documents=options.pop("documents", None),
+                    add_generation_prompt=add_generation_prompt,
+                    **{**self._special_tokens, **options},
+                )
         except jinja2.TemplateError as error:
-            raise RequestError(f"the model's chat template refuses this conversation: {error}") from None
+            raise RequestError(f"the model's chat template refuses this conversation: {_one_line(error)}") from None
         except Exception as error:
             raise RequestError(
-                f"the model's chat template fails on this conversation ({type(error).__name__}: {error}); "
+                f"the model's chat template fails on this conversation ({type(error).__name__}: {_one_line(error)}); "
                 "change the roles or send it without a template."
             ) from None
+
+
+def _one_line(error: Exception) -> str:
+    """A template's own words, short and on one line: logs and reports hold them."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else f"{text[:297]}..."
 
 
 def load_chat_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> ChatTemplate | None:

@@ -44,7 +44,7 @@ class _Call:
     past_length: Tensor
     query_length: Tensor
     last_token_index: Tensor
-    logits: Tensor  # [B,V]
+    logits: Tensor  # [B,V]; [R,V] where the logits of R positions of one row are wanted
     sampled: Tensor  # [B]
     prefill: Callable[[], None]  # whole chunks are recorded; the others are of too many sizes
     step: Captured  # decode
@@ -53,17 +53,21 @@ class _Call:
 class ModelExecutor:
     """Runs prefill chunks and decode steps of one engine directory. One thread uses it.
 
-    ``prefill_chunk`` is the most prompt tokens of one engine call.
+    ``prefill_chunk`` is the most prompt tokens of one engine call, ``score_chunk`` the most positions of which
+    ``score`` returns the logits at a time (0: it is not used, and takes no memory).
 
     :raises EngineDirectoryError: the graph wants an input that this version does not know.
     :raises BackendError: the engine does not load, or there is not enough memory.
     """
 
-    def __init__(self, directory: EngineDirectory, backend: Backend, *, prefill_chunk: int = 256) -> None:
+    def __init__(
+        self, directory: EngineDirectory, backend: Backend, *, prefill_chunk: int = 256, score_chunk: int = 0
+    ) -> None:
         config = directory.config
         self.limits = config.limits
         self.vocab_size = config.vocab_size
         self.prefill_chunk = min(prefill_chunk, config.limits.max_input_len)
+        self.score_chunk = min(score_chunk, self.prefill_chunk)
         self.observer: StepObserver | None = None
         self._backend = backend
         layout = CacheLayout(config.kv_layers, _cache_dtype(config.kv_cache_dtype))
@@ -78,7 +82,7 @@ class ModelExecutor:
         self._hidden_size = config.hidden_size
         self._tensors = self._allocate()
         self._check_inputs()
-        self._calls: dict[tuple[int, int, int, int], _Call] = {}
+        self._calls: dict[tuple[int, int, int, int, int], _Call] = {}
         # Token ids and past lengths that the device holds already, as the last decode step left them.
         self._standing: tuple[list[int], list[int]] | None = None
         self._host = np.zeros((5, max(self.limits.max_batch_size, self.prefill_chunk)), np.int32)
@@ -88,12 +92,13 @@ class ModelExecutor:
     def _allocate(self) -> dict[str, Tensor]:
         rows = self.limits.max_batch_size
         positions = max(rows, self.prefill_chunk)
+        wanted = max(rows, self.score_chunk)
         shapes: dict[str, tuple[tuple[int, ...], DataType]] = {
             "inputs_embeds": ((positions, self._hidden_size), DataType.FLOAT32),
             "past_length": ((rows,), DataType.INT32),
             "query_length": ((rows,), DataType.INT32),
-            "last_token_index": ((rows, 1), DataType.INT32),
-            "logits": ((rows, 1, self.vocab_size), DataType.FLOAT32),
+            "last_token_index": ((wanted, 1), DataType.INT32),
+            "logits": ((wanted, 1, self.vocab_size), DataType.FLOAT32),
         }
         for kind, rope in self._ropes.items():
             shapes[f"rope_cos_{kind}"] = shapes[f"rope_sin_{kind}"] = (
@@ -114,6 +119,19 @@ class ModelExecutor:
         if "logits" not in self._engine.outputs:
             raise EngineDirectoryError("the graph has no output 'logits'; build the engine directory again.")
         self._tensors = {name: tensor for name, tensor in self._tensors.items() if name in names}
+        for name, spec in {**self._engine.inputs, **self._engine.outputs}.items():
+            width = self._tensors[name].shape[-1]
+            if len(spec.shape) == 3 and spec.shape[2] not in (-1, width):
+                raise EngineDirectoryError(
+                    f"{name!r} of the graph holds {spec.shape[2]} numbers a position and config.json wants {width}; "
+                    "build the engine directory again."
+                )
+        rows, width = self.embeddings.shape
+        if rows < self.vocab_size or width != self._hidden_size:
+            raise EngineDirectoryError(
+                f"{EMBEDDING_FILE} holds [{rows}, {width}] and config.json wants [{self.vocab_size}, "
+                f"{self._hidden_size}]; build the engine directory again."
+            )
         for name, tensor in self._tensors.items():
             self._engine.bind(name, tensor)
 
@@ -140,25 +158,49 @@ class ModelExecutor:
         :raises BackendError: the engine failed or was abandoned by the observer.
         """
         end = min(start + self.prefill_chunk, len(prompt_ids))
-        count = end - start
-        chunk = min(_bucket(count), self.prefill_chunk, self.limits.max_kv_cache_capacity - start)
+        chunk = self._padded(end - start, start)
         call = self._call(1, chunk, row, start + chunk)
-        self._standing = None
-        tokens = self._host[0, :chunk]
-        tokens[:count] = prompt_ids[start:end]
-        tokens[count:] = tokens[count - 1]
-        positions = self._host[1, :chunk]
-        positions[:] = np.arange(start, start + chunk, dtype=np.int32)
         with _Work(self.observer):
-            call.token_ids.write(tokens.reshape(1, chunk))
-            call.positions.write(positions.reshape(1, chunk))
-            self._write_lengths(call, 1, (start,), count)
-            call.prefill()
+            self._run_chunk(call, prompt_ids[start:end], chunk, start)
             if end < len(prompt_ids):
                 self._backend.synchronize()
                 return end, None
             self._sampler.sample(call.logits, (row,), call.sampled)
             return end, int(self._backend.read_async(call.sampled).wait()[0])
+
+    def score(self, row: int, token_ids: Sequence[int], start: int) -> np.ndarray:
+        """Append at most ``score_chunk`` tokens to a row that has ``start`` positions: the logits after each of them.
+
+        float32 [N,V], a copy.
+
+        :raises BackendError: the engine failed or was abandoned by the observer.
+        """
+        count = len(token_ids)
+        chunk = self._padded(count, start)
+        call = self._call(1, chunk, row, start + chunk, count)
+        with _Work(self.observer):
+            self._run_chunk(call, token_ids, chunk, start, np.arange(count, dtype=np.int32)[None])
+            logits: np.ndarray = self._backend.read_async(call.logits).wait()
+        return logits.reshape(count, self.vocab_size)
+
+    def _padded(self, count: int, start: int) -> int:
+        return min(_bucket(count), self.prefill_chunk, self.limits.max_kv_cache_capacity - start)
+
+    def _run_chunk(
+        self, call: _Call, token_ids: Sequence[int], chunk: int, start: int, wanted: np.ndarray | None = None
+    ) -> None:
+        """One row's chunk of ``chunk`` positions, of which ``token_ids`` are valid."""
+        self._standing = None
+        count = len(token_ids)
+        tokens = self._host[0, :chunk]
+        tokens[:count] = token_ids
+        tokens[count:] = tokens[count - 1]
+        positions = self._host[1, :chunk]
+        positions[:] = np.arange(start, start + chunk, dtype=np.int32)
+        call.token_ids.write(tokens.reshape(1, chunk))
+        call.positions.write(positions.reshape(1, chunk))
+        self._write_lengths(call, 1, (start,), count, wanted)
+        call.prefill()
 
     def decode(self, token_ids: Sequence[int], past_lengths: Sequence[int]) -> list[int]:
         """One step of rows 0..B-1: the id after each of ``token_ids`` [B], NOT_FINITE where the logits are not.
@@ -185,33 +227,37 @@ class ModelExecutor:
         call.positions.write(positions.reshape(batch, 1))
         self._write_lengths(call, batch, past_lengths, 1)
 
-    def _write_lengths(self, call: _Call, batch: int, past: Sequence[int], count: int) -> None:
-        """Every row holds ``count`` valid positions after its ``past``."""
+    def _write_lengths(
+        self, call: _Call, batch: int, past: Sequence[int], count: int, wanted: np.ndarray | None = None
+    ) -> None:
+        """Every row holds ``count`` valid positions after its ``past``; the last gives logits, or those ``wanted``."""
         values = self._host[2:, :batch]
         values[0] = past
         values[1] = count
         values[2] = count - 1
         call.past_length.write(values[0])
         call.query_length.write(values[1])
-        call.last_token_index.write(values[2].reshape(batch, 1))
+        if wanted is None:
+            wanted = values[2].reshape(batch, 1)
+        call.last_token_index.write(wanted)
 
-    def _call(self, batch: int, chunk: int, first_row: int, positions: int) -> _Call:
-        key = (batch, chunk, first_row, self._engine.length_bucket(positions))
+    def _call(self, batch: int, chunk: int, first_row: int, positions: int, wanted: int = 1) -> _Call:
+        key = (batch, chunk, first_row, self._engine.length_bucket(positions), wanted)
         call = self._calls.get(key)
         if call is None:
             call = self._calls[key] = self._make_call(*key)
         return call
 
-    def _make_call(self, batch: int, chunk: int, first_row: int, bucket: int) -> _Call:
-        key = (batch, chunk, first_row, bucket)
+    def _make_call(self, batch: int, chunk: int, first_row: int, bucket: int, wanted: int) -> _Call:
+        key = (batch, chunk, first_row, bucket, wanted)
         token_ids = self._token_ids.prefix((batch, chunk))
         positions = self._positions.prefix((batch, chunk))
         shapes: dict[str, tuple[int, ...]] = {
             "inputs_embeds": (batch, chunk, self._hidden_size),
             "past_length": (batch,),
             "query_length": (batch,),
-            "last_token_index": (batch, 1),
-            "logits": (batch, 1, self.vocab_size),
+            "last_token_index": (batch, wanted),
+            "logits": (batch, wanted, self.vocab_size),
         }
         ropes: list[tuple[RopeKind, Tensor, Tensor]] = []
         for kind, rope in self._ropes.items():
@@ -223,7 +269,7 @@ class ModelExecutor:
                 ropes.append((rope, cosine, sine))
         shapes = {name: shape for name, shape in shapes.items() if name in self._tensors}
         embeds = self._tensors["inputs_embeds"].prefix(shapes["inputs_embeds"])
-        logits = self._tensors["logits"].prefix((batch, self.vocab_size))
+        logits = self._tensors["logits"].prefix((batch * wanted, self.vocab_size))
         past_length = self._length_tensor("past_length", (batch,))
         sampled = self._token_ids.prefix((batch,))  # where the next step looks for its ids
         backend, engine, table, sampler = self._backend, self._engine, self.embeddings, self._sampler
@@ -246,7 +292,7 @@ class ModelExecutor:
             positions=positions,
             past_length=past_length,
             query_length=self._length_tensor("query_length", (batch,)),
-            last_token_index=self._length_tensor("last_token_index", (batch, 1)),
+            last_token_index=self._length_tensor("last_token_index", (batch, wanted)),
             logits=logits,
             sampled=sampled,
             prefill=backend.capture(("prefill", *key), run_engine).run if chunk == self.prefill_chunk else run_engine,

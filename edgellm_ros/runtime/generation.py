@@ -7,13 +7,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from ..errors import Refusal, RefusalCode
+from ..errors import BackendError, Refusal, RefusalCode
 from .boundary import BatchResult
-from .decoding.strategy import DecodingStrategy
+from .decoding.strategy import Accepted, DecodingStrategy
+from .executor import NOT_FINITE
 from .sequence import Sequence
 
 TokenBroadcastFn = Callable[[list[int]], bool]
 """Rank 0 sends the list, peers receive into it; False when a peer is gone."""
+
+
+class RankLostError(BackendError):
+    """Another rank is gone; nothing of this request can go on."""
+
+    def __init__(self) -> None:
+        super().__init__("another rank is gone; start all ranks again.")
 
 
 class InProgressGuard:
@@ -48,6 +56,21 @@ class GenerationContext:
     def decoding_count(self) -> int:
         """Rows whose prompt is in the cache."""
         return len(self.sequences) - len(self.prefilling)
+
+    def agree(self, accepted: list[Accepted]) -> list[Accepted]:
+        """What the first rank sampled, on every rank.
+
+        :raises RankLostError: a rank is gone.
+        """
+        if self.token_broadcast is None:
+            return accepted
+        ids = [NOT_FINITE if gained.not_finite else gained.token_ids[-1] for gained in accepted]
+        if not self.token_broadcast(ids):
+            raise RankLostError
+        return [
+            Accepted((), not_finite=True) if token == NOT_FINITE else Accepted((token,), gained.logprobs)
+            for token, gained in zip(ids, accepted, strict=True)
+        ]
 
 
 class SteppedGeneration:

@@ -23,7 +23,7 @@ from .admission import Admission
 from .boundary import BoundaryHook
 from .decoding.vanilla import VanillaDecoding
 from .executor import ModelExecutor
-from .generation import GenerationContext, InProgressGuard, SteppedGeneration, TokenBroadcastFn
+from .generation import GenerationContext, InProgressGuard, RankLostError, SteppedGeneration, TokenBroadcastFn
 from .metrics import LLMGenerationMetrics, LLMPrefillMetrics
 from .request import LLMGenerationRequest, LLMGenerationResponse
 from .session import GenerationSession, append_result
@@ -197,16 +197,15 @@ class LLMRankRuntime:
             return False
         with generation:
             session = GenerationSession(self, generation)
-            if not session.prime_from_prefill():
-                return self._refuse(RefusalCode.ENGINE_FAILED, "another rank is gone; start all ranks again.")
-            while not session.finished():
+            going = session.prime_from_prefill()
+            while going:
                 if boundary_hook is not None:
                     boundary_hook(session)
-                if not session.advance():
-                    return self._refuse(RefusalCode.ENGINE_FAILED, "another rank is gone; start all ranks again.")
-            if boundary_hook is not None:
-                boundary_hook(session)
-            return self.finish_generation(generation, request, response)
+                if session.finished():
+                    return self.finish_generation(generation, request, response)
+                going = session.advance()
+            self.last_refusal = RankLostError().refusal
+            return False
 
     def begin_generation(
         self,
@@ -250,7 +249,7 @@ class LLMRankRuntime:
             self.last_refusal = error.refusal
             generation.close(error.refusal)
             raise
-        except RequestError as error:
+        except (RequestError, RankLostError) as error:
             self.last_refusal = error.refusal
             generation.close(error.refusal)
             return None
@@ -274,14 +273,16 @@ class LLMRankRuntime:
             sequence.attach()
 
     def _prefill_founders(self, generation: SteppedGeneration) -> None:
+        context = generation.context
         now = time.monotonic()
-        for sequence in generation.context.sequences:
+        for sequence in context.sequences:
             sequence.start(now, 0)
-        for row, sequence in enumerate(generation.context.sequences):
+        for row, sequence in enumerate(context.sequences):
             while not sequence.finished and sequence.first is None:
-                sequence.check_interrupts(time.monotonic())
+                if context.token_broadcast is None:  # several ranks decide together, in prime_from_prefill
+                    sequence.check_interrupts(time.monotonic())
                 if not sequence.finished:
-                    sequence.first = self.admission.prefill_chunk(sequence, row)
+                    sequence.first = self.admission.prefill_chunk(context, sequence, row)
 
     def finish_generation(
         self, generation: SteppedGeneration, request: LLMGenerationRequest, response: LLMGenerationResponse

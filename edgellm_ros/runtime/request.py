@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RefusalCode, RequestError
+from ..json_values import shown
 
 if TYPE_CHECKING:
     from .streaming import StreamChannel
@@ -51,11 +51,11 @@ class SpecialTokenPolicy(str, Enum):
 def _check(name: str, value: Any, low: float, high: float, *, integer: bool = False, above: bool = False) -> None:
     """Refuse a number outside its range; ``above`` leaves the lower end out."""
     kinds = (int,) if integer else (int, float)
-    ok = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
-    if not ok or value < low or value > high or (above and value == low):
+    ok = isinstance(value, kinds) and not isinstance(value, bool)  # comparing is exact, also beyond every float
+    if not ok or not low <= value <= high or (above and value == low):
         start = f"above {low}" if above else f"from {low}"
         kind = "a whole number" if integer else "a number"
-        raise RequestError(f"{name} is {value!r}; want {kind} {start} to {high}.")
+        raise RequestError(f"{name} is {shown(value)}; want {kind} {start} to {high}.")
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,9 @@ class Request:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "messages", tuple(self.messages))
+        stops: Any = self.stop_strings
+        if isinstance(stops, str):  # a tuple of it would be its letters
+            raise RequestError(f"stop_strings is {shown(stops)}; want a list of texts.")
         object.__setattr__(self, "stop_strings", tuple(self.stop_strings))
         if len(self.messages) > MAX_MESSAGES:
             raise RequestError(f"a request has {len(self.messages)} messages; want at most {MAX_MESSAGES}.")

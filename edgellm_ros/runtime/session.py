@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import BackendError, MisuseError, Refusal, RefusalCode, RequestError
 from .boundary import AdmitDecision, BatchResult, SlotSeed
 from .decoding.strategy import Accepted
-from .generation import GenerationContext, SteppedGeneration
+from .generation import GenerationContext, RankLostError, SteppedGeneration
 from .request import FinishReason, LLMGenerationRequest, LLMGenerationResponse
 from .sequence import Sequence
 from .streaming import TextStream
@@ -68,7 +68,16 @@ class GenerationSession:
         return all(sequence.finished for sequence in self._context.sequences)
 
     def advance(self) -> bool:
-        """One decode step of the live rows, and one chunk of the prompt of a row that arrived."""
+        """One decode step of the live rows, and one chunk of the prompt of a row that arrived.
+
+        False when another rank is gone: drop the request.
+        """
+        try:
+            return self._advance()
+        except RankLostError:
+            return False
+
+    def _advance(self) -> bool:
         context = self._context
         if not self._primed:
             raise MisuseError("advance was called before prime_from_prefill; call that first.")
@@ -90,7 +99,9 @@ class GenerationSession:
         metrics = self._admission.generation_metrics
         start = time.monotonic()
         try:
-            accepted = self._generation.strategy.decode_step(decoding)
+            accepted = self._context.agree(self._generation.strategy.decode_step(decoding))
+        except RankLostError:
+            raise
         except BackendError as error:
             for sequence in decoding:
                 sequence.fail(error.refusal)
@@ -105,7 +116,7 @@ class GenerationSession:
 
     def _prefill_chunk(self, sequence: Sequence) -> None:
         row = self._context.sequences.index(sequence)
-        accepted = self._admission.prefill_chunk(sequence, row)
+        accepted = self._admission.prefill_chunk(self._context, sequence, row)
         if sequence.finished:
             sequence.emit()
             return
@@ -216,8 +227,8 @@ class GenerationSession:
         sequence = self._admission.new_sequence(seed, request_id)
         row = len(context.sequences)
         self._admission.seat(sequence, row)
-        sequence.attach()  # last, for another thread can see it
         sequence.start(time.monotonic(), context.generation_round)
+        sequence.attach()  # last, for another thread can see it
         context.sequences.append(sequence)
         context.prefilling.append(sequence)
         return AdmitDecision.ADMITTED

@@ -18,14 +18,13 @@ from typing import Any
 
 import tokenizers
 
-from ..engine_format import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, read_json
+from ..engine_format import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from ..errors import EngineDirectoryError, RefusalCode, RequestError
+from ..json_values import read_json, read_text
 from .chat_template import ChatTemplate, load_chat_template
 from .pieces import PieceDecoder
 from .request import Message, SpecialTokenPolicy
 from .tokenizer_format import control_tokens, without_control_tokens
-
-THINKING_MARKERS = ("<think>", "</think>")
 
 
 @dataclass(frozen=True)
@@ -59,11 +58,12 @@ class Tokenizer:
             ) from None
         self._full.no_truncation()
         self._full.no_padding()
-        self._definition = definition
         self.configuration = dict(configuration or {})
         self.chat_template = chat_template
         self._added = self._full.get_added_tokens_decoder()
         self._control = control_tokens(self._added)
+        # What a model writes into its own turns (reasoning, tool calls) and its template looks for there.
+        self._markers = frozenset(text for token, text in self._control.items() if not self._added[token].special)
         texts = sorted((text for text in self._control.values() if text), key=len, reverse=True)
         self._control_pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
         self._literal: tuple[tokenizers.Tokenizer, tokenizers.Tokenizer] | None = None
@@ -76,12 +76,7 @@ class Tokenizer:
         :raises EngineDirectoryError: a file is missing, cannot be read, or does not hold what it should.
         """
         path = Path(path)
-        try:
-            definition = (path / TOKENIZER_FILE).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise EngineDirectoryError(
-                f"{path / TOKENIZER_FILE} cannot be read ({error}); build the engine directory again."
-            ) from None
+        definition = read_text(path / TOKENIZER_FILE)
         config_path = path / TOKENIZER_CONFIG_FILE
         configuration = read_json(config_path) if config_path.is_file() else {}
         return cls(definition, configuration, load_chat_template(path, configuration))
@@ -156,7 +151,7 @@ class Tokenizer:
         contents = [_valid(message.content) for message in messages]
         if special_tokens is not SpecialTokenPolicy.ALLOW:
             contents = [
-                self._mark(content, nonce, THINKING_MARKERS if message.role == "assistant" else ())
+                self._mark(content, nonce, self._markers if message.role == "assistant" else frozenset())
                 for message, content in zip(messages, contents, strict=True)
             ]
         if template is None:
@@ -166,12 +161,13 @@ class Tokenizer:
         else:
             rendered = template.render(
                 [
-                    {"role": _valid(message.role), "content": content}
+                    {"role": self._role(message.role, nonce, special_tokens), "content": content}
                     for message, content in zip(messages, contents, strict=True)
                 ],
                 add_generation_prompt=add_generation_prompt,
                 enable_thinking=enable_thinking,
             )
+            rendered = _valid(rendered)
         count = len(nonce.originals)
         if count and special_tokens is SpecialTokenPolicy.REJECT:
             raise RequestError(
@@ -184,12 +180,15 @@ class Tokenizer:
             raise RequestError("nothing is left of the prompt after tokenising.", RefusalCode.EMPTY_PROMPT)
         return EncodedPrompt(nonce.restore(rendered), ids, count)
 
+    def _role(self, role: str, nonce: _Nonce, policy: SpecialTokenPolicy) -> str:
+        return _valid(role) if policy is SpecialTokenPolicy.ALLOW else self._mark(_valid(role), nonce)
+
     def _encode_plain(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._full.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def _mark(self, text: str, nonce: _Nonce, keep: Sequence[str] = ()) -> str:
-        """Replace the text of control tokens by private names."""
+    def _mark(self, text: str, nonce: _Nonce, keep: frozenset[str] = frozenset()) -> str:
+        """Replace the text of control tokens, but those to ``keep``, by private names."""
         if self._control_pattern is None:
             return text
         text = self._control_pattern.sub(
@@ -199,12 +198,16 @@ class Tokenizer:
             return text
         while True:  # a normaliser may still turn other text into a control token
             encoding = self._full.encode(text, add_special_tokens=False)
-            for token, (start, end) in zip(reversed(encoding.ids), reversed(encoding.offsets), strict=True):
-                if self._written_as_control(token, text[start:end]) and text[start:end] not in keep:
-                    text = text[:start] + nonce.name(text[start:end]) + text[end:]
-                    break
-            else:
+            parts: list[str] = []
+            done = 0
+            for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+                found = text[start:end]
+                if start >= done and found not in keep and self._written_as_control(token, found):
+                    parts += (text[done:start], nonce.name(found))
+                    done = end
+            if not parts:
                 return text
+            text = "".join(parts) + text[done:]
 
     def _encode_marked(self, text: str, nonce: _Nonce, add_special_tokens: bool) -> list[int]:
         if not nonce.originals:
@@ -252,30 +255,33 @@ class Tokenizer:
     def _literal_tokenizers(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
         """For the first part of a text and for later ones (they differ where only a text's start gets a space)."""
         if self._literal is None:
-            removed = set(self._control.values())
-            self._literal = (
-                tokenizers.Tokenizer.from_str(without_control_tokens(self._definition, removed, first=True)),
-                tokenizers.Tokenizer.from_str(without_control_tokens(self._definition, removed, first=False)),
-            )
+            definition, removed = self._full.to_str(), set(self._control.values())
+            texts = [without_control_tokens(definition, removed, first=first) for first in (True, False)]
+            start = tokenizers.Tokenizer.from_str(texts[0])
+            self._literal = (start, start if texts[0] == texts[1] else tokenizers.Tokenizer.from_str(texts[1]))
         return self._literal
 
 
 class _Nonce:
     """Names that no user can guess; only letters and digits, so they pass through template filters unharmed."""
 
+    _PATTERN = re.compile(r"zq([0-9a-f]{24})n([0-9]+)z")
+
     def __init__(self) -> None:
-        self._prefix = f"zq{secrets.token_hex(12)}n"
+        self._secret = ""
         self.originals: list[str] = []
-        self._pattern = re.compile(self._prefix + r"(\d+)z")
 
     def name(self, original: str) -> str:
+        self._secret = self._secret or secrets.token_hex(12)
         self.originals.append(original)
-        return f"{self._prefix}{len(self.originals) - 1}z"
+        return f"zq{self._secret}n{len(self.originals) - 1}z"
 
     def restore(self, text: str) -> str:
-        if not self.originals:
-            return text
-        return self._pattern.sub(lambda match: self.restore(self.originals[int(match.group(1))]), text)
+        return self._PATTERN.sub(self._original, text) if self.originals else text
+
+    def _original(self, match: re.Match[str]) -> str:
+        secret, index = match.groups()
+        return self.restore(self.originals[int(index)]) if secret == self._secret else match.group()
 
 
 def _valid(text: str) -> str:

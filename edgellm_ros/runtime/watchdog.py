@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 
 from ..errors import StepTimeoutError
+
+_LOG = logging.getLogger(__name__)
 
 
 class StepWatchdog:
@@ -56,7 +59,10 @@ class StepWatchdog:
                 late = self._started and time.monotonic() - self._started > self.timeout * (self._stage + 1)
                 if late and self._stage < 2:
                     self._stage += 1
-                    self._on_timeout(self._stage)
+                    try:
+                        self._on_timeout(self._stage)
+                    except Exception:  # a watchdog that dies would leave the next request waiting
+                        _LOG.exception("ending the requests of an overdue step failed")
 
     def close(self) -> None:
         """Stop watching."""

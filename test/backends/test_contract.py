@@ -7,7 +7,7 @@ import gc
 import numpy as np
 import pytest
 from backend_driver import BackendDriver
-from conftest import Subject
+from backend_subjects import Subject
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

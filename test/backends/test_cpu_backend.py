@@ -116,6 +116,17 @@ def test_a_damaged_graph_is_refused_by_name(tmp_path: Path, damage: str, capfd: 
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("name", ["past_length", "logits", "past_key_0"])
+def test_a_graph_whose_names_are_no_text_is_refused_and_nothing_is_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    graph = write_tiny_model(tmp_path) / GRAPH_FILE
+    graph.write_bytes(graph.read_bytes().replace(name.encode(), name.encode()[:-1] + b"\xff"))
+    with pytest.raises(BackendError, match="names that are no text"):
+        CPUBackend(1).open_engine(tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_caches_that_differ_from_the_configuration_are_refused(tmp_path: Path) -> None:
     write_tiny_model(tmp_path)
     with pytest.raises(BackendError, match=r"config\.json"):
@@ -254,6 +265,28 @@ def test_other_threads_of_the_process_go_on_during_a_run(tmp_path: Path) -> None
     finally:
         sys.setswitchinterval(interval)
         thread.join(10)
+
+
+def test_closing_ends_a_run_in_another_thread(tmp_path: Path) -> None:
+    driver = BackendDriver(CPUBackend(1), write_tiny_model(tmp_path), tiny_config())
+    running, outcome = threading.Event(), []
+
+    def run_for_ever() -> None:
+        shapes = driver.shapes(4, 64)
+        driver.tensors["query_length"].write(np.full(4, 64, dtype=np.int32))
+        try:
+            while True:
+                driver.engine.run(shapes)
+                running.set()
+        except BackendError as error:
+            outcome.append(str(error))
+
+    thread = threading.Thread(target=run_for_ever, daemon=True)
+    thread.start()
+    assert running.wait(30)
+    driver.backend.close()
+    thread.join(30)
+    assert len(outcome) == 1
 
 
 def test_bindings_of_many_shapes_are_not_kept_for_ever(tmp_path: Path) -> None:

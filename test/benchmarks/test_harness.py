@@ -131,6 +131,23 @@ def test_child_gets_the_thread_count_and_ends_with_its_parent_object():
     assert not alive(pid)
 
 
+def test_an_interrupt_ends_every_engine_at_once(tmp_path):
+    started: list[EngineProcess] = []
+
+    def start(spec: EngineSpec, **options: object) -> EngineProcess:
+        if len(started) == 2:
+            raise KeyboardInterrupt
+        started.append(EngineProcess(spec, **options))
+        return started[-1]
+
+    hanging = faulty("hang", at_start=False)
+    case = Case("a_case", hanging, (RATE,), "work", peers=tuple(scripted(name, [1]) for name in "ab"))
+    with pytest.raises(KeyboardInterrupt):
+        Interleaver(1, 1, start=start).run(case)
+    assert len(started) == 2
+    assert not any(alive(engine.pid) for engine in started)
+
+
 def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)

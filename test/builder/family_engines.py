@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ LIMITS = BuilderLimits(max_batch_size=4, max_input_len=32, max_kv_cache_capacity
 LOWERINGS = ("onnxruntime", "tensorrt", "tensorrt_legacy")
 
 _folder = TemporaryDirectory(prefix="edgellm-families-")
+atexit.register(_folder.cleanup)
 
 
 def _tokens(count: int, seed: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Drives an engine directory through the backend's seam, one row or a ragged batch, with the logits of every position."""
+"""Drives an engine directory through the backend's seam: one row or a ragged batch, logits of every position."""
 
 from __future__ import annotations
 

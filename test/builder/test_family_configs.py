@@ -135,7 +135,7 @@ def test_gemma_3_refuses_one_rope_for_both_layer_types_and_capped_scores():
     config = PARSED["Gemma 3 1B"]["config"]
     with pytest.raises(CheckpointError, match="want one object each for full_attention and sliding_attention"):
         read_config({**config, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}})
-    with pytest.raises(CheckpointError, match="attn_logit_softcapping is 50.0; want None"):
+    with pytest.raises(CheckpointError, match=r"attn_logit_softcapping is 50\.0; want None"):
         read_config({**config, "attn_logit_softcapping": 50.0})
 
 
@@ -156,5 +156,43 @@ def test_every_configuration_of_a_folder_parses_or_is_refused_in_one_sentence():
     for name, sentence in refused.items():
         assert "config.json" in sentence and "\n" not in sentence, name
         architectures = json.loads(next(Path(FOLDER).glob(f"{name}/config*.json")).read_text()).get("architectures")
-        named = any(word in sentence for word in [*(architectures or []), "quantiz", "draft_vocab_size", "policy", "None"])
+        named = any(
+            word in sentence for word in [*(architectures or []), "quantiz", "draft_vocab_size", "policy", "None"]
+        )
         assert named, f"{name}: {sentence}"
+
+
+STRANGE = (
+    None,
+    "x",
+    -1,
+    0,
+    3,
+    0.5,
+    1e30,
+    float("nan"),
+    float("inf"),
+    True,
+    [],
+    [1],
+    ["x"] * 99,
+    {},
+    {"rope_type": 7},
+    1 << 70,
+)
+
+
+@pytest.mark.parametrize("name", PARSED)
+def test_a_strange_value_under_any_key_parses_or_is_refused_in_one_sentence(name):
+    config = PARSED[name]["config"]
+    nested = [key for key in ("text_config", "llm_config") if key in config]
+    keys = [*config, "rope_parameters", "rope_scaling", "layer_types", "head_dim", "sliding_window", "eos_token_id"]
+    inner = config[nested[0]] if nested else {}
+    for key, value in ((key, value) for key in {*keys, *inner} for value in STRANGE):
+        changed = {**config, **{part: {**config[part], key: value} for part in nested if key not in config}}
+        if not nested or key in config:
+            changed[key] = value
+        try:
+            read_config(changed)
+        except CheckpointError as error:
+            assert "\n" not in str(error), (key, value)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import onnx
 import pytest
-from family_engines import LOWERINGS, ROWS, TOLERANCE, distance, distance_to_reference, engine, reference
+from family_engines import LIMITS, LOWERINGS, ROWS, TOLERANCE, distance, distance_to_reference, engine, reference
+from reference_decoder import ReferenceDecoder
+from reference_llama import read_folder
 from seam_runner import SeamRunner, ragged_logits
 from tiny_families import TINY_FAMILIES, WINDOW
 
+from edgellm_ros.builder.build import build_engine
+from edgellm_ros.builder.random_weights import write_random_checkpoint
 from edgellm_ros.engine_format import open_engine_directory
-from edgellm_ros.errors import BackendError
+from edgellm_ros.errors import BackendError, CheckpointError
 
 STEPS = 12
 
@@ -114,3 +118,13 @@ def test_int8_weights_stay_near_the_reference(family, lowering):
     found = ragged_logits(engine(family, lowering, "int8"), ROWS)
     wanted = [reference(family).logits(ids) for ids in ROWS]
     assert 10 * TOLERANCE < distance(found, wanted) < 0.5
+
+
+def test_a_head_size_that_one_engine_lacks_is_refused_at_the_build_and_built_for_another(tmp_path):
+    settings = {**TINY_FAMILIES["llama"], "head_dim": 12}
+    folder = write_random_checkpoint(tmp_path / "checkpoint", settings)
+    with pytest.raises(CheckpointError, match="head_dim is 12; the lowering onnxruntime wants a multiple of 8"):
+        build_engine(folder, tmp_path / "engine", limits=LIMITS)
+    path = build_engine(folder, tmp_path / "engine", lowering="tensorrt", limits=LIMITS)
+    wanted = ReferenceDecoder(*read_folder(folder))
+    assert distance(ragged_logits(path, ROWS), [wanted.logits(ids) for ids in ROWS]) < TOLERANCE

@@ -17,12 +17,14 @@ import edgellm_ros.builder.build as build
 from edgellm_ros.builder.families import read_config
 from edgellm_ros.builder.families.base import DecoderConfig
 from edgellm_ros.builder.families.decoder import decoder_tensors
-from edgellm_ros.builder.lowerings import base, onnxruntime, tensorrt, tensorrt_legacy
+from edgellm_ros.builder.lowerings import base, tensorrt, tensorrt_legacy
 from edgellm_ros.builder.weights import Weight, checkpoint_weight, scaled
 from edgellm_ros.engine_format import RopeConfig
+from edgellm_ros.errors import BackendError
 
 NOTICED = 10 * TOLERANCE
 LAYER = 2
+EVERY_TENSOR = ("llama-3", "gemma3")  # between them they have every kind of tensor
 
 Mutation = Callable[[DecoderConfig], DecoderConfig]
 
@@ -66,6 +68,9 @@ EVERY: dict[str, Mutation] = {
     "the other activation": lambda config: replace(
         config, activation="silu" if config.activation == "gelu_tanh" else "gelu_tanh"
     ),
+    "one layer that sees four keys": lambda config: replace(
+        config, layers=(*config.layers[:LAYER], replace(config.layers[LAYER], window=4), *config.layers[LAYER + 1 :])
+    ),
     "one layer without positions": lambda config: layer_changed(
         rope=None if config.layers[1].rope else next(iter(config.rope))
     )(config),
@@ -94,7 +99,11 @@ def cases() -> list[Any]:
     for family in TINY_FAMILIES:
         windowed = any(plan.window for plan in read_config(TINY_FAMILIES[family]).layers)
         for name, mutation in {**EVERY, **(WINDOWED if windowed else {}), **OWN.get(family, {})}.items():
-            found.append(pytest.param(family, mutation, id=f"{family}-{name.replace(' ', '-')}"))
+            for lowering in LOWERINGS:  # the quick tests take one lowering after the other, the long ones all of them
+                label = f"{family}-{lowering}-{name.replace(' ', '-')}"
+                quick = lowering == LOWERINGS[len(found) // len(LOWERINGS) % len(LOWERINGS)]
+                marks = () if quick else pytest.mark.slow
+                found.append(pytest.param(family, lowering, mutation, id=label, marks=marks))
     return found
 
 
@@ -106,14 +115,18 @@ def broken_distance(tmp_path, monkeypatch):
         if mutation is not None:
             monkeypatch.setattr(build, "read_config", lambda config: mutation(read_config(config)))
         path = build.build_engine(checkpoint(family), tmp_path / "engine", lowering=lowering, limits=LIMITS)
-        return distance(ragged_logits(path, ROWS), wanted_logits(family))
+        try:
+            found = ragged_logits(path, ROWS)
+        except BackendError as error:  # some faults are so plain that the engine is not even opened
+            assert "the probe of this engine failed" in str(error)
+            return float("inf")
+        return distance(found, wanted_logits(family))
 
     return measure
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize(("family", "mutation"), cases())
-def test_a_broken_configuration_is_noticed(broken_distance, family, mutation, lowering):
+@pytest.mark.parametrize(("family", "lowering", "mutation"), cases())
+def test_a_broken_configuration_is_noticed(broken_distance, family, lowering, mutation):
     assert broken_distance(family, lowering, mutation) > NOTICED
 
 
@@ -122,18 +135,27 @@ def tensors_of_a_layer() -> list[Any]:
     for family in TINY_FAMILIES:
         for name in decoder_tensors(read_config(TINY_FAMILIES[family])):
             if f".layers.{LAYER}." in name or ".layers." not in name:
-                found.append(pytest.param(family, name, id=f"{family}-{name}"))
+                marks = () if family in EVERY_TENSOR else pytest.mark.slow
+                found.append(pytest.param(family, name, id=f"{family}-{name}", marks=marks))
     return found
 
 
-@pytest.mark.parametrize(("family", "name"), tensors_of_a_layer())
-def test_one_tensor_that_is_off_by_a_twentieth_is_noticed(broken_distance, monkeypatch, family, name):
-    """Key biases shift all scores of a query alike before rotation, so that one is broken by more."""
-    factor = 2.0 if name.endswith("bias") else 1.05
+def uneven(weight: Weight) -> Weight:
+    """Every other row a tenth too large: a change that no norm behind it evens out."""
 
+    def read(start: int, stop: int) -> np.ndarray:
+        values = weight.read(start, stop)
+        factors = np.where(np.arange(start, stop) % 2, np.float32(1.1), np.float32(1.0))
+        return values * factors.reshape(-1, *[1] * (values.ndim - 1))
+
+    return dataclasses.replace(weight, read=read)
+
+
+@pytest.mark.parametrize(("family", "name"), tensors_of_a_layer())
+def test_one_tensor_that_is_a_tenth_off_in_places_is_noticed(broken_distance, monkeypatch, family, name):
     def read(opened: Any, wanted: str) -> Weight:
         weight = checkpoint_weight(opened, wanted)
-        return dataclasses.replace(scaled(weight, factor), name=weight.name) if wanted == name else weight
+        return uneven(weight) if wanted == name else weight
 
     monkeypatch.setattr(build, "checkpoint_weight", read)
     assert broken_distance(family, "onnxruntime") > NOTICED
@@ -161,15 +183,10 @@ def test_a_mask_that_lets_a_query_see_the_next_key_is_noticed(broken_distance, m
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
-def test_a_length_that_hides_the_newest_key_is_noticed(broken_distance, monkeypatch, family):
-    honest = onnxruntime.OnnxRuntimeLowering._lengths
+def test_one_layer_whose_scores_are_half_as_large_is_noticed(broken_distance, monkeypatch, family):
+    def halved(weight: Weight, factor: float) -> Weight:
+        ours = factor != 1.0 and weight.name.startswith(f"model.layers.{LAYER}.")
+        return scaled(weight, factor / 2 if ours else factor)
 
-    def short(self: Any, graph: Any, cache: Any) -> tuple[Any, Any]:
-        last, total = honest(self, graph, cache)
-        (last,) = graph.node("Sub", [last, graph.constant(np.array(1, dtype=np.int32))])
-        (last,) = graph.node("Max", [last, graph.constant(np.array(0, dtype=np.int32))])
-        return last, total
-
-    monkeypatch.setattr(onnxruntime.OnnxRuntimeLowering, "_lengths", short)
-    monkeypatch.setattr("edgellm_ros.backends.cpu.probe", lambda engine: engine.capabilities)
+    monkeypatch.setattr("edgellm_ros.builder.families.decoder.scaled", halved)
     assert broken_distance(family, "onnxruntime") > NOTICED

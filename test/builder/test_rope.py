@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from edgellm_ros.builder.families.base import rope_settings
+from edgellm_ros.builder.families.rope_kinds import rope_settings
 from edgellm_ros.builder.rope import resolve_rope
 from edgellm_ros.errors import CheckpointError
 

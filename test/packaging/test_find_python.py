@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,9 @@ def fake_python(folder: Path, name: str, version: str | None, *, venv: bool = Tr
         path.write_text("#!/bin/sh\necho 'command not found' >&2\nexit 127\n")
     else:
         path.write_text(
-            f'#!/bin/sh\ncase "$2" in\n*_base_executable*) echo "{version} {path}" ;;\n'
-            f"*ensurepip*) exit {0 if venv else 1} ;;\nesac\n"
+            f'#!/bin/sh\ncase "$*" in\n*_base_executable*) echo "{version} {path}" ;;\n'
+            f"*ensurepip*) exit {0 if venv else 1} ;;\n--version) echo Python {version} ;;\n"
+            '"-m venv "*) mkdir -p "$3/bin" && touch "$3/pyvenv.cfg" && ln -s "$0" "$3/bin/python" ;;\nesac\n'
         )
     path.chmod(0o755)
     return path
@@ -94,32 +94,35 @@ def test_one_sentence_when_none_fits(bin_folder: Path, present: dict[str, str], 
     assert len(result.stderr.strip().splitlines()) == 1
 
 
-def create(folder: Path, wanted: str = "") -> subprocess.CompletedProcess[str]:
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+def create(folder: Path, python: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["/bin/sh", str(REPOSITORY / "tools" / "create_environment"), "env", wanted or sys.executable, version],
-        cwd=folder, env=dict(os.environ), capture_output=True, text=True, timeout=110,
+        ["/bin/sh", str(REPOSITORY / "tools" / "create_environment"), "env", str(python), "3.12", "3.11"],
+        cwd=folder, env=dict(os.environ), capture_output=True, text=True, timeout=60,
     )  # fmt: skip
 
 
-def test_an_environment_is_made_once_and_again_only_when_it_moved(tmp_path: Path) -> None:
+def test_an_environment_is_made_once_and_again_only_when_something_changed(tmp_path: Path) -> None:
     first = tmp_path / "first"
     first.mkdir()
-    made = create(first)
-    assert "Creating env" in made.stdout, made.stderr
+    newer, older = fake_python(tmp_path, "python3.12", "3.12"), fake_python(tmp_path, "python3.11", "3.11")
+    made = create(first, newer)
+    assert f"Creating env with Python 3.12 ({newer})" in made.stdout, made.stderr
     stamp = first / "env" / ".stamps" / "python"
     before = stamp.stat().st_mtime_ns
-    assert create(first).stdout == ""
+    assert create(first, newer).stdout == ""
     assert stamp.stat().st_mtime_ns == before
+    assert "Creating env with Python 3.11" in create(first, older).stdout
     second = first.rename(tmp_path / "second")
-    assert "Creating env" in create(second).stdout
+    assert "Creating env" in create(second, older).stdout
+    (second / "env" / "bin" / "python").unlink()
+    assert "Creating env" in create(second, older).stdout
 
 
 def test_a_folder_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:
     precious = tmp_path / "env" / "thesis.txt"
     precious.parent.mkdir()
     precious.touch()
-    result = create(tmp_path)
+    result = create(tmp_path, fake_python(tmp_path, "python3.12", "3.12"))
     assert result.returncode == 1
     assert "is no virtual environment" in result.stderr
     assert precious.exists()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from reference_files import read
 
-from edgellm_ros.builder.families.base import rope_settings
+from edgellm_ros.builder.families.rope_kinds import rope_settings
 from edgellm_ros.builder.rope import resolve_rope
 from edgellm_ros.engine_format import RopeConfig
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from reference_files import read
 
 from benchmarks.peers.gguf_llama import smollm2_gguf
 from edgellm_ros.builder.build import build_engine
 from edgellm_ros.engine_format import BuilderLimits
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import (
     FinishReason,
     LLMGenerationRequest,

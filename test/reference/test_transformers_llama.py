@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from reference_files import HERE, read
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from edgellm_ros.builder.build import build_engine
 from edgellm_ros.engine_format import BuilderLimits
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse, Request, SamplingParameters
 
 CHECKPOINT = HERE / "tiny_llama"

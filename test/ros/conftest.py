@@ -1,4 +1,4 @@
-"""A node, a client beside it and a thread that spins both, in a context of their own for each test.
+"""A node, a client beside it and threads that spin both, in a context of their own for each test.
 
 The environment (domain, discovery range, profile, log folder) is set by the conftest of the folder above, before
 anything imports rclpy.
@@ -6,51 +6,29 @@ anything imports rclpy.
 
 from __future__ import annotations
 
-import fcntl
-import os
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-# Another run of these tests may go on beside this one: take the first domain nobody holds, for this process's life.
-_lock_files = []
-
-
-def _hold_a_domain() -> None:
-    for domain in range(1, 102):
-        file = (Path(tempfile.gettempdir()) / f"edgellm-test-domain-{domain}.lock").open("w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.close()
-            continue
-        _lock_files.append(file)
-        os.environ["ROS_DOMAIN_ID"] = str(domain)
-        return
-
-
-_hold_a_domain()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _release_the_domain() -> Iterator[None]:
-    yield
-    for file in _lock_files:
-        file.close()
+if TYPE_CHECKING:
+    from node_bench import NodeBench
 
 
 @pytest.fixture
-def start_node() -> Iterator[Callable[..., object]]:
+def start_node() -> Iterator[Callable[..., NodeBench]]:
     """A function that starts a node with these parameters; all are stopped at the end of the test."""
     from node_bench import NodeBench
 
     benches: list[NodeBench] = []
 
-    def start(parameters: dict[str, object] | None = None, **options: object) -> NodeBench:
-        benches.append(NodeBench(parameters, **options))  # type: ignore[arg-type]
-        return benches[-1]
+    def start(parameters: dict[str, object] | None = None, *, active: bool = True, **options: object) -> NodeBench:
+        bench = NodeBench(parameters, **options)  # type: ignore[arg-type]
+        benches.append(bench)
+        bench.wait_connected()
+        if active:
+            bench.activate()
+        return bench
 
     yield start
     for bench in benches:

@@ -23,6 +23,17 @@ from edgellm_ros.ros.lifecycle_node import EdgeLLMNode
 
 DEADLINE = 10.0
 FAKE = {"engine.backend": "fake", "engine.memory_reserve_mb": 0}
+_SERVICES = {
+    "edgellm/change_state": ChangeState,
+    "edgellm/get_state": GetState,
+    "edgellm/set_parameters": SetParameters,
+    "edgellm/set_parameters_atomically": SetParametersAtomically,
+    "edgellm/get_parameters": GetParameters,
+    "edgellm/describe_parameters": DescribeParameters,
+    "edgellm/cancel": Trigger,
+    "edgellm/reset": Trigger,
+    "edgellm/enable": SetBool,
+}
 
 
 class NodeBench:
@@ -32,7 +43,6 @@ class NodeBench:
         self,
         parameters: dict[str, Any] | None = None,
         *,
-        active: bool = True,
         arguments: list[str] | None = None,
         namespace: str = "",
     ) -> None:
@@ -46,6 +56,8 @@ class NodeBench:
         self.client = PromptClient(**options)
         self.diagnostics: dict[str, Any] = {}
         self.client.create_subscription(DiagnosticArray, "/diagnostics", self._take_diagnostics, 10)
+        # Made once and early: a server that has not yet discovered the client of a request drops its answer.
+        self._services = {name: self.client.create_client(kind, name) for name, kind in _SERVICES.items()}
         # The client has an executor and a thread of its own, as it would in another process.
         self._executors = []
         self._threads = []
@@ -56,10 +68,16 @@ class NodeBench:
             thread.start()
             self._executors.append(executor)
             self._threads.append(thread)
+
+    def wait_connected(self) -> None:
+        """Return when client and node have found each other."""
         self.wait(lambda: self.client.connected and self.client.status is not None, "the topics are connected")
-        if active:
-            self.change(Transition.TRANSITION_CONFIGURE)
-            self.change(Transition.TRANSITION_ACTIVATE)
+        self.wait(lambda: all(service.service_is_ready() for service in self._services.values()), "the services")
+
+    def activate(self) -> None:
+        """Configure and activate."""
+        assert self.change(Transition.TRANSITION_CONFIGURE), self.node.state.failure
+        assert self.change(Transition.TRANSITION_ACTIVATE), self.node.state.failure
 
     @staticmethod
     def _spin(executor: SingleThreadedExecutor) -> None:
@@ -94,14 +112,11 @@ class NodeBench:
 
     def call(self, kind: Any, name: str, request: Any, deadline: float = DEADLINE) -> Any:
         """The response of a service, asked by the client."""
-        client = self.client.create_client(kind, name)
-        try:
-            assert client.wait_for_service(DEADLINE), name
-            future = client.call_async(request)
-            self.wait(future.done, f"{name} answers", deadline)
-            return future.result()
-        finally:
-            self.client.destroy_client(client)
+        client = self._services[name]
+        assert isinstance(request, kind.Request) and client.wait_for_service(DEADLINE), name
+        future = client.call_async(request)
+        self.wait(future.done, f"{name} answers", deadline)
+        return future.result()
 
     def change(self, transition: int) -> bool:
         """Ask for a transition; whether it succeeded."""

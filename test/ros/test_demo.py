@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from scripted_host import wait_for
 
 from edgellm_ros.backends.fake import FakeScript, write_fake_engine_directory
 
@@ -15,7 +17,9 @@ DEADLINE = 60.0
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "edgellm_ros.cli.main", "demo", *arguments]
+    """In the domain that this test process holds, unless the arguments name one."""
+    domain = ["--domain", os.environ["ROS_DOMAIN_ID"]]
+    return [sys.executable, "-m", "edgellm_ros.cli.main", "demo", *domain, *arguments]
 
 
 def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -87,6 +91,15 @@ def test_keep_leaves_the_node_running_until_an_interrupt(engine: Path) -> None:
         assert process.wait(DEADLINE) == 0
         assert "Traceback" not in process.stderr.read()
         assert int(pid) not in node_processes()
+
+
+def test_a_killed_demo_takes_its_node_with_it(engine: Path) -> None:
+    with subprocess.Popen(command("--engine-dir", str(engine), "--keep"), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if "process" in line)
+        (pid,) = re.findall(r"process (\d+)", line)
+        process.kill()
+    wait_for(lambda: int(pid) not in node_processes(), "the node has ended")
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from lifecycle_msgs.msg import Transition
 from node_bench import NodeBench
 
 from edgellm_ros.backends.fake import FakeScript, write_fake_engine_directory
+from edgellm_ros.errors import EngineDirectoryError
 from edgellm_ros.ros.diagnostics import resident_memory
 from edgellm_ros.ros.engine_host import EngineHost
 
@@ -218,8 +220,37 @@ def test_cycles_leave_nothing_behind(bench: NodeBench, cycles: int) -> None:
     before, memory = held(), resident_memory()
     for _ in range(cycles):
         cycle()
-    assert held() == before
+    # threads that were told to stop may need a moment
+    bench.wait(lambda: all(now <= then for now, then in zip(held(), before, strict=True)), f"{before} are left")
     grown = (resident_memory() or 0) - (memory or 0)
     assert grown < 4 * 2**20 + cycles * 10_000, f"{grown} bytes more after {cycles} cycles"
     bring_to(bench, "active")
     assert bench.answer("hello")[0] == "hello"
+
+
+def test_a_failure_that_no_log_can_carry_is_told_and_leaves_a_known_state(bench: NodeBench, monkeypatch) -> None:
+    def load(settings: object) -> None:
+        raise EngineDirectoryError("the engine is called bad\udcff\0; call it otherwise.")
+
+    monkeypatch.setattr(EngineHost, "load", load)
+    assert not bench.change(Transition.TRANSITION_CONFIGURE)
+    assert bench.lifecycle == "unconfigured" and "bad\ufffd\ufffd" in bench.node.state.failure
+
+
+def test_the_node_warns_without_a_profile_and_leaves_a_users_alone(
+    start_node: Callable[..., NodeBench], monkeypatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    variables = {"FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE"}
+    for name in variables:
+        monkeypatch.delenv(name, raising=False)
+    bench = start_node(active=False)
+    told = bench.node.state.profile_warning
+    assert any(name in told for name in variables) and told in capfd.readouterr().err
+    assert not variables & set(os.environ)  # told, not set
+    bench.close()
+    own = tmp_path / "own.xml"
+    own.write_text("<dds/>")
+    for name in variables:
+        monkeypatch.setenv(name, str(own))
+    assert start_node(active=False).node.state.profile_warning == ""
+    assert {os.environ[name] for name in variables} == {str(own)}

@@ -72,8 +72,17 @@ def test_a_parameter_cannot_be_removed(bench: NodeBench) -> None:
     assert "cannot be removed" in reason and bench.get("generation.seed") == -1
 
 
-def test_of_two_parameters_set_atomically_neither_is_applied_when_one_is_bad(bench: NodeBench) -> None:
-    assert "generation.top_p" in bench.set_atomically(generation__temperature=0.5, generation__top_p=7.0)
+@pytest.mark.parametrize(
+    "bad", [{"generation__top_p": 7.0}, {"prompt__on_busy": "panic"}, {"generation__stop": [""]}, {"autostart": True}]
+)
+def test_of_two_parameters_set_atomically_neither_is_applied_when_one_is_bad(
+    bench: NodeBench, bad: dict[str, object]
+) -> None:
+    bench.set(generation__temperature=0.7, generation__top_p=0.9)
+    (name,) = bad
+    before = bench.get(name.replace("__", "."))
+    assert bench.set_atomically(generation__temperature=0.5, **bad)
+    assert bench.get(name.replace("__", ".")) == before
     assert bench.get("generation.temperature") == 0.7
     assert bench.set_atomically(generation__temperature=0.5, generation__top_p=0.5) == ""
     assert (bench.get("generation.temperature"), bench.get("generation.top_p")) == (0.5, 0.5)

@@ -13,6 +13,7 @@ import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
+from scripted_host import wait_for
 
 from edgellm_ros.backends.fake import FakeScript, write_fake_engine_directory
 from edgellm_ros.ros.client import PromptClient, pairs, spin_until
@@ -20,6 +21,7 @@ from edgellm_ros.ros.launch_spec import NodeSpec, node_specs
 from edgellm_ros.ros.node_process import NodeProcess
 
 DEADLINE = 20.0
+EXIT_LIMIT = 5.0  # s; an idle machine takes a fifth of one, and 1.8 where the engine hangs
 
 
 class ProcessBench:
@@ -88,10 +90,10 @@ def test_a_signal_during_a_generation_ends_it_with_a_reason_and_the_process_in_t
     bench.process.send_signal(number)
     bench.process.send_signal(number)  # launch and the terminal may both send one
     assert bench.process.wait(DEADLINE) == 0
-    assert time.monotonic() - begin < 2.0
+    assert time.monotonic() - begin < EXIT_LIMIT
     bench.wait(lambda: bench.client.reports and bench.client.responses, "the end is told")
     assert pairs(bench.client.reports[0])["refusal_code"] == "shutting_down"
-    assert bench.client.responses == ["".join(bench.client.deltas)]
+    bench.wait(lambda: bench.client.responses == ["".join(bench.client.deltas)], "the pieces join to the response")
     assert "Traceback" not in bench.process.output()
 
 
@@ -103,21 +105,29 @@ def test_a_signal_while_the_engine_hangs_ends_the_process_in_time(start: Callabl
     begin = time.monotonic()
     bench.process.send_signal(signal.SIGINT)
     bench.process.wait(DEADLINE)
-    assert time.monotonic() - begin < 2.2
+    assert time.monotonic() - begin < EXIT_LIMIT
     bench.wait(lambda: bench.client.reports and bench.client.responses, "the end is told")
     assert pairs(bench.client.reports[0])["refusal_code"] == "shutting_down"
     assert "Traceback" not in bench.process.output()
 
 
+def blocks_interrupts(pid: int) -> bool:
+    """Whether the process has come so far that it takes signals in its own way."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigBlk:"):
+            return bool(int(line.split()[1], 16) & 1 << signal.SIGINT - 1)
+    return False
+
+
 @pytest.mark.parametrize("delay", [0.0, 0.1, 0.3, 0.6, 1.0])
-def test_a_signal_while_the_process_starts_leaves_no_traceback(delay: float) -> None:
+def test_a_signal_while_the_process_starts_ends_it_without_a_traceback(delay: float) -> None:
     (spec,) = node_specs({"backend": "fake"})
     with NodeProcess(spec) as process:
-        # No condition can be waited for here: the moment inside the start is what varies.
-        time.sleep(delay)
+        wait_for(lambda: blocks_interrupts(process.pid), "the process is in its own code")
+        time.sleep(delay)  # no condition to wait for: the moment inside the start is what varies
         process.send_signal(signal.SIGINT)
         process.wait(DEADLINE)
-        assert "Traceback" not in process.output() or delay == 0.0
+        assert "Traceback" not in process.output()
 
 
 def test_without_autostart_the_node_waits_to_be_configured(start: Callable[..., ProcessBench]) -> None:
@@ -150,16 +160,29 @@ def test_an_engine_that_cannot_be_loaded_is_told_and_the_process_lives(
     assert bench.process.stop() == 0
 
 
-def test_a_bad_parameter_ends_the_process_with_one_sentence() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--ros-args", "-p", "generation.temperature:=hot"], "generation.temperature is 'hot'"),
+        (["--ros-args", "-p", "qos_overrides./prompt.subscription.reliability:=banana"], "banana"),
+        (["--ros-args", "--params-file", "/nowhere/file.yaml"], "/nowhere/file.yaml"),
+        (["--ros-args", "-p", "nonsense"], "nonsense"),
+        (["--turbo"], "The argument --turbo is unknown"),
+    ],
+    ids=["parameter", "quality of service", "missing file", "no assignment", "no ROS argument"],
+)
+def test_a_command_line_that_cannot_be_taken_ends_the_process_with_one_sentence(
+    arguments: list[str], part: str
+) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "edgellm_ros.ros.node", "--ros-args", "-p", "generation.temperature:=hot"],
+        [sys.executable, "-m", "edgellm_ros.ros.node", *arguments],
         capture_output=True,
         text=True,
         timeout=DEADLINE,
         check=False,
     )
     assert result.returncode == 2
-    assert "generation.temperature is 'hot'" in result.stderr and "Traceback" not in result.stderr
+    assert part in result.stderr and "Traceback" not in result.stderr
 
 
 def test_a_subscriber_that_is_killed_does_not_end_the_answer(start: Callable[..., ProcessBench]) -> None:

@@ -10,6 +10,7 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 from std_msgs.msg import String
 
 from edgellm_ros.ros.client import pairs
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
 SLOW = {"fake.answer": "x" * 400, "fake.step_latency": 0.01}
 
@@ -42,6 +43,16 @@ def test_cancel_ends_all_requests_with_a_reason(slow: NodeBench, way: str) -> No
     assert slow.trigger("cancel") == "Cancelled 0 running and 0 waiting requests."
 
 
+def test_a_reset_ends_what_runs_and_does_not_remember_it(slow: NodeBench) -> None:
+    slow.set(prompt__history_turns=1)
+    running(slow)
+    assert slow.trigger("reset") == "Forgot 0 turns of history; cancelled 1 running and 0 waiting requests."
+    slow.wait(lambda: len(slow.client.reports) == 1, "the running one ends")
+    assert pairs(slow.client.reports[0])["refusal_code"] == "cancelled"
+    slow.set(generation__max_tokens=2)
+    assert slow.answer("hello")[1]["history_turns"] == "0"
+
+
 @pytest.mark.parametrize(
     ("policy", "codes"),
     [
@@ -64,13 +75,14 @@ def test_a_busy_node_does_what_its_policy_says(slow: NodeBench, policy: str, cod
 
 
 def test_a_refusal_does_not_come_between_the_pieces_of_an_answer(start_node: Callable[..., NodeBench]) -> None:
-    bench = start_node({"fake.answer": "x" * 60, "fake.step_latency": 0.01, "prompt.on_busy": "reject"})
+    bench = start_node({"fake.answer": "x" * 200, "fake.step_latency": 0.01, "prompt.on_busy": "reject"})
     running(bench)
     bench.client.ask("refused")
     bench.wait(lambda: len(bench.client.reports) == 1, "the report comes at once")
     assert pairs(bench.client.reports[0])["refusal_code"] == "busy" and bench.client.responses == []
     bench.wait(lambda: len(bench.client.responses) == 2, "the responses")
-    assert bench.client.responses == ["x" * 60, ""] == ["".join(bench.client.deltas), ""]
+    assert bench.client.responses == ["x" * 200, ""]
+    bench.wait(lambda: "".join(bench.client.deltas) == "x" * 200, "the pieces")
 
 
 def test_a_running_request_keeps_its_settings_and_the_next_takes_the_new_ones(
@@ -183,7 +195,7 @@ def test_deactivation_ends_the_running_request_with_a_reason(slow: NodeBench) ->
     assert time.monotonic() - start < 2.0
     slow.wait(lambda: len(slow.client.reports) == 2 and len(slow.client.responses) == 2, "both end")
     assert {pairs(report)["refusal_code"] for report in slow.client.reports} == {"not_active"}
-    assert "".join(slow.client.deltas) in slow.client.responses
+    slow.wait(lambda: "".join(slow.client.deltas) in slow.client.responses, "the pieces join to the response")
     assert slow.change(Transition.TRANSITION_ACTIVATE)
     slow.set(generation__max_tokens=2)
     assert slow.answer("again")[0] == "xx"
@@ -251,3 +263,30 @@ def test_simulated_time_without_a_clock_is_told(start_node: Callable[..., NodeBe
     bench = start_node({"use_sim_time": True})
     bench.wait(lambda: "/clock" in bench.client.status.message, "the status names the clock")
     assert bench.answer("hello")[0] == "hello"
+
+
+def test_prompts_and_answers_are_not_logged(
+    start_node: Callable[..., NodeBench], capfd: pytest.CaptureFixture[str]
+) -> None:
+    bench = start_node({"fake.answer": "private answer", "prompt.max_characters": 20})
+    bench.answer("private prompt")
+    bench.ask("private prompt that is too long")
+    assert "private" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize(("warm", "calls"), [(True, [1]), (False, [])])
+def test_configuring_warms_the_engine_up_and_passes_the_threads_on(
+    start_node: Callable[..., NodeBench], monkeypatch: pytest.MonkeyPatch, warm: bool, calls: list[int]
+) -> None:
+    warmed: list[int] = []
+    threads: list[int] = []
+    made = LLMInferenceRuntime.__init__
+
+    def make(self: LLMInferenceRuntime, *arguments: object, **options: object) -> None:
+        threads.append(options["threads"])  # type: ignore[arg-type]
+        made(self, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LLMInferenceRuntime, "__init__", make)
+    monkeypatch.setattr(LLMInferenceRuntime, "warm_up", lambda self, size: warmed.append(size))
+    start_node({"engine.warmup": warm, "engine.threads": 3})
+    assert (warmed, threads) == (calls, [3])

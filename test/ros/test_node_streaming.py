@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -144,7 +145,7 @@ def test_an_answer_stops_at_its_budget(start: Callable[..., NodeBench]) -> None:
 def test_history_is_used_and_forgotten(start: Callable[..., NodeBench]) -> None:
     bench = start(FakeScript(["first", "second", "third"]), {"prompt.history_turns": 2})
     assert [bench.answer("and?")[0] for _ in range(2)] == ["first", "second"]
-    assert bench.trigger("reset") == "Forgot 2 turns of history."
+    assert bench.trigger("reset").startswith("Forgot 2 turns of history;")
     text, report = bench.answer("and?")
     assert (text, report["history_turns"]) == ("first", "0")
 
@@ -200,7 +201,7 @@ def test_pieces_are_joined_to_the_interval(start: Callable[..., NodeBench]) -> N
 def test_a_late_subscriber_can_tell_that_it_missed_pieces(start: Callable[..., NodeBench]) -> None:
     from edgellm_ros.ros.client import PromptClient
 
-    bench = start(FakeScript(["x" * 100], step_latency=0.01))
+    bench = start(FakeScript(["x" * 250], step_latency=0.01), {"generation.max_tokens": 250})
     bench.client.ask("hello")
     bench.wait(lambda: len(bench.client.deltas) > 5, "the stream has begun")
     late = PromptClient("late_client", context=bench.context)
@@ -209,7 +210,7 @@ def test_a_late_subscriber_can_tell_that_it_missed_pieces(start: Callable[..., N
     from edgellm_ros.ros.client import pairs
 
     assert int(pairs(late.reports[-1])["delta_count"]) > len(late.deltas)
-    assert late.responses == ["x" * 100]
+    assert late.responses == ["x" * 250]
     late.destroy_node()
 
 
@@ -224,3 +225,24 @@ def test_the_last_reports_are_there_for_those_who_come_later(start: Callable[...
     bench.wait(lambda: len(late.reports) == 3 and late.status, "reports and status")
     assert late.responses == []
     late.destroy_node()
+
+
+def test_an_engine_that_names_itself_in_no_valid_text_still_gets_its_reports(
+    start_node: Callable[..., NodeBench], tmp_path: Path
+) -> None:
+    directory = write_fake_engine_directory(tmp_path / "engine", FakeScript(answers=("hello",)))
+    for name, key in (("manifest.json", "fingerprint"), ("config.json", "model")):
+        content = json.loads((directory / name).read_text())
+        content[key] = "bad\ud800\0"
+        (directory / name).write_text(json.dumps(content))
+    manifest = json.loads((directory / "manifest.json").read_text())
+    manifest["files"]["config.json"] = (directory / "config.json").stat().st_size
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    bench = start_node({"engine.directory": str(directory)})
+    text, report = bench.answer("hi")
+    assert (
+        text == "hello"
+        and report["engine.model"] == "bad\ufffd\ufffd"
+        and report["engine.fingerprint"] == "bad\ufffd\ufffd"
+    )
+    assert bench.node.counters.values().unpublished == 0

@@ -1,67 +1,27 @@
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
-from scripted_host import Recorder, ScriptedHandle, ScriptedHost, wait_for
+from bridge_bench import CANCELLED, STOPPED, BridgeBench, settings
+from scripted_host import ScriptedHost, wait_for
 
-from edgellm_ros.errors import InputTooLongError, Refusal, RefusalCode, RequestError
-from edgellm_ros.ros.counters import Counters
-from edgellm_ros.ros.history import ConversationHistory
-from edgellm_ros.ros.parameters import Settings
+from edgellm_ros.errors import RefusalCode, RequestError
 from edgellm_ros.ros.prompt_request import RequestState
-from edgellm_ros.ros.requests import PromptBridge
 from edgellm_ros.runtime.request import FinishReason
-
-CANCELLED = Refusal(RefusalCode.CANCELLED, "Cancelled by the test.")
-STOPPED = Refusal(RefusalCode.NOT_ACTIVE, "Deactivated by the test.")
-
-
-def settings(**changes: object) -> Settings:
-    """Defaults, changed by names with ``__`` for the dot."""
-    return Settings.from_values({name.replace("__", "."): value for name, value in changes.items()})
-
-
-class Bench:
-    """A bridge on a scripted engine."""
-
-    def __init__(self) -> None:
-        self.outputs = Recorder()
-        self.counters = Counters()
-        self.history = ConversationHistory()
-        self.refusals: list[Refusal] = []
-        self.bridge = PromptBridge(self.outputs, self.counters, self.history, self.refusals.append)  # type: ignore[arg-type]
-        self.host = ScriptedHost()
-
-    def start(self, host: ScriptedHost | None = None) -> ScriptedHost:
-        self.host = host or self.host
-        self.bridge.start(self.host)  # type: ignore[arg-type]
-        return self.host
-
-    def running(self, number: int) -> ScriptedHandle:
-        """The handle of the n-th request that reached the engine."""
-        wait_for(lambda: len(self.host.handles) > number, f"request {number} reaches the engine")
-        return self.host.handles[number]
-
-    def wait_reports(self, count: int) -> None:
-        wait_for(lambda: len(self.outputs.reports) >= count, f"{count} reports")
-
-    def codes(self) -> list[str]:
-        return [report.refusal.code.value if report.refusal else "" for report in self.outputs.reports]
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench()
+def bench() -> Iterator[BridgeBench]:
+    bench = BridgeBench()
     yield bench
     bench.bridge.stop(STOPPED)
     assert not [thread for thread in threading.enumerate() if thread.name == "edgellm-publish"]
 
 
-def test_pieces_come_as_they_are_made_and_the_whole_text_after_them(bench: Bench) -> None:
+def test_pieces_come_as_they_are_made_and_the_whole_text_after_them(bench: BridgeBench) -> None:
     bench.start()
     bench.bridge.offer("hello", settings(generation__seed=7))
     handle = bench.running(0)
@@ -93,7 +53,7 @@ def test_pieces_come_as_they_are_made_and_the_whole_text_after_them(bench: Bench
     ],
 )
 def test_a_prompt_that_cannot_be_answered_ends_at_once(
-    bench: Bench, prompt: str, changes: dict[str, object], code: RefusalCode
+    bench: BridgeBench, prompt: str, changes: dict[str, object], code: RefusalCode
 ) -> None:
     bench.start()
     request = bench.bridge.offer(prompt, settings(**changes))
@@ -103,14 +63,14 @@ def test_a_prompt_that_cannot_be_answered_ends_at_once(
     assert bench.counters.values().refused == {code.value: 1} and [refusal.code for refusal in bench.refusals] == [code]
 
 
-def test_exactly_the_limit_of_characters_is_taken(bench: Bench) -> None:
+def test_exactly_the_limit_of_characters_is_taken(bench: BridgeBench) -> None:
     bench.start(ScriptedHost("ok"))
     bench.bridge.offer("x" * 10, settings(prompt__max_characters=10))
     bench.wait_reports(1)
     assert bench.codes() == [""]
 
 
-def test_a_refusal_of_the_engine_becomes_the_end_of_the_request(bench: Bench) -> None:
+def test_a_refusal_of_the_engine_becomes_the_end_of_the_request(bench: BridgeBench) -> None:
     bench.start(ScriptedHost(refuse=RequestError("Control tokens.", RefusalCode.SPECIAL_TOKENS)))
     bench.bridge.offer("<|im_end|>", settings())
     bench.wait_reports(1)
@@ -122,7 +82,7 @@ def test_a_refusal_of_the_engine_becomes_the_end_of_the_request(bench: Bench) ->
     ("reason", "code"),
     [(FinishReason.DEADLINE, "deadline"), (FinishReason.ERROR, "engine_failed"), (FinishReason.CANCELLED, "cancelled")],
 )
-def test_an_answer_that_breaks_off_keeps_what_was_streamed(bench: Bench, reason: FinishReason, code: str) -> None:
+def test_an_answer_that_breaks_off_keeps_what_was_streamed(bench: BridgeBench, reason: FinishReason, code: str) -> None:
     bench.start()
     bench.bridge.offer("hello", settings())
     bench.running(0).push("half")
@@ -133,112 +93,7 @@ def test_an_answer_that_breaks_off_keeps_what_was_streamed(bench: Bench, reason:
     assert len(bench.history) == 0
 
 
-class TestBusy:
-    """``prompt.on_busy`` with one request running."""
-
-    def test_queue_answers_in_order_and_refuses_when_full(self, bench: Bench) -> None:
-        bench.start()
-        for number in range(4):
-            bench.bridge.offer(f"p{number}", settings(prompt__queue_size=2))
-            bench.running(0)
-        assert bench.codes() == ["queue_full"]
-        for number in range(3):
-            bench.running(number).end(text=f"a{number}")
-        bench.wait_reports(4)
-        assert [handle.prompt for handle in bench.host.handles] == ["p0", "p1", "p2"]
-        assert bench.host.most_at_once == 1
-
-    def test_reject_refuses_and_leaves_the_running_one_alone(self, bench: Bench) -> None:
-        bench.start()
-        bench.bridge.offer("p0", settings(prompt__on_busy="reject"))
-        bench.running(0)
-        bench.bridge.offer("p1", settings(prompt__on_busy="reject"))
-        assert bench.codes() == ["busy"]
-        bench.running(0).end(text="a")
-        bench.wait_reports(2)
-        assert bench.codes() == ["busy", ""]
-
-    def test_replace_ends_the_running_and_the_waiting_ones(self, bench: Bench) -> None:
-        bench.start()
-        bench.bridge.offer("p0", settings())
-        bench.running(0).push("half")
-        bench.bridge.offer("p1", settings())
-        bench.bridge.offer("p2", settings(prompt__on_busy="replace"))
-        assert bench.running(1).prompt == "p2"
-        bench.running(1).end(text="a2")
-        bench.wait_reports(3)
-        assert sorted(bench.codes()) == ["", "superseded", "superseded"]
-        assert {report.finish_reason for report in bench.outputs.reports if report.refusal} == {FinishReason.CANCELLED}
-
-    def test_drop_oldest_drops_the_one_that_waited_longest(self, bench: Bench) -> None:
-        bench.start()
-        for number in range(4):
-            bench.bridge.offer(f"p{number}", settings(prompt__queue_size=2, prompt__on_busy="drop_oldest"))
-            bench.running(0)
-        assert bench.codes() == ["queue_full"] and bench.outputs.reports[0].finish_reason is FinishReason.CANCELLED
-        for number in range(3):
-            bench.running(number).end()
-        bench.wait_reports(4)
-        assert [handle.prompt for handle in bench.host.handles] == ["p0", "p2", "p3"]
-
-
-def test_a_request_keeps_the_settings_of_its_arrival(bench: Bench) -> None:
-    bench.start()
-    bench.bridge.offer("p0", settings(generation__temperature=0.1))
-    bench.bridge.offer("p1", settings(generation__temperature=0.2, generation__stop=["x"]))
-    bench.running(0).end()
-    bench.running(1).end()
-    bench.wait_reports(2)
-    assert [handle.request.sampling.temperature for handle in bench.host.handles] == [0.1, 0.2]
-    assert bench.host.handles[1].request.requests[0].stop_strings == ("x",)
-    assert [dict(report.changed_settings) for report in bench.outputs.reports] == [
-        {"generation.temperature": 0.1},
-        {"generation.temperature": 0.2, "generation.stop": ("x",)},
-    ]
-
-
-def test_history_gives_earlier_turns_and_a_reset_forgets_the_running_one_too(bench: Bench) -> None:
-    bench.start()
-    remembering = settings(prompt__history_turns=1, generation__system_prompt="Be brief.")
-    for number in range(2):
-        bench.bridge.offer(f"p{number}", remembering)
-        bench.running(number).end(text=f"a{number}")
-        bench.wait_reports(number + 1)
-    bench.bridge.offer("p2", remembering)
-    contents = [message.content for message in bench.running(2).request.requests[0].messages]
-    assert contents == ["Be brief.", "p1", "a1", "p2"]
-    bench.history.clear()
-    bench.running(2).end(text="late")
-    bench.wait_reports(3)
-    assert len(bench.history) == 0
-    assert [report.history_turns for report in bench.outputs.reports] == [0, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("overflow", "codes", "dropped"), [("reject", "input_too_long", 0), ("truncate_history", "", 2)]
-)
-def test_history_that_does_not_fit_is_refused_or_shortened(
-    bench: Bench, overflow: str, codes: str, dropped: int
-) -> None:
-    host = bench.start(ScriptedHost("ok"))
-    for number in range(3):
-        bench.bridge.offer(f"p{number}", settings())
-        bench.wait_reports(number + 1)
-    plain_submit = host.submit
-
-    def submit(request, channel):
-        if len(request.requests[0].messages) > 3:
-            raise InputTooLongError("too long")
-        return plain_submit(request, channel)
-
-    host.submit = submit  # type: ignore[method-assign]
-    bench.bridge.offer("p3", settings(prompt__history_turns=3, prompt__overflow=overflow))
-    bench.wait_reports(4)
-    report = bench.outputs.reports[-1]
-    assert bench.codes()[-1] == codes and report.history_turns_dropped == dropped
-
-
-def test_cancel_ends_running_and_waiting_requests(bench: Bench) -> None:
+def test_cancel_ends_running_and_waiting_requests(bench: BridgeBench) -> None:
     bench.start()
     for number in range(3):
         bench.bridge.offer(f"p{number}", settings())
@@ -250,7 +105,7 @@ def test_cancel_ends_running_and_waiting_requests(bench: Bench) -> None:
     assert bench.outputs.of("response").count("half") == 1
 
 
-def test_a_stopped_bridge_refuses_and_says_nothing_on_the_data_topic(bench: Bench) -> None:
+def test_a_stopped_bridge_refuses_and_says_nothing_on_the_data_topic(bench: BridgeBench) -> None:
     bench.start()
     bench.bridge.offer("p0", settings())
     bench.running(0)
@@ -260,7 +115,7 @@ def test_a_stopped_bridge_refuses_and_says_nothing_on_the_data_topic(bench: Benc
     assert bench.codes() == ["not_active", "not_active"] and bench.outputs.of("response") == [""]
 
 
-def test_an_engine_that_does_not_stop_is_given_up_in_time_and_told(bench: Bench) -> None:
+def test_an_engine_that_does_not_stop_is_given_up_in_time_and_told(bench: BridgeBench) -> None:
     bench.start(ScriptedHost(obey=False))
     bench.bridge.offer("p0", settings())
     bench.running(0).push("half")
@@ -272,7 +127,7 @@ def test_an_engine_that_does_not_stop_is_given_up_in_time_and_told(bench: Bench)
     assert len(bench.outputs.of("delta")) == 1
 
 
-def test_no_prompt_is_taken_while_the_engine_holds_one_that_was_given_up(bench: Bench) -> None:
+def test_no_prompt_is_taken_while_the_engine_holds_one_that_was_given_up(bench: BridgeBench) -> None:
     bench.start(ScriptedHost(obey=False))
     bench.bridge.offer("p0", settings())
     bench.running(0)
@@ -288,7 +143,50 @@ def test_no_prompt_is_taken_while_the_engine_holds_one_that_was_given_up(bench: 
     assert bench.codes()[-1] == ""
 
 
-def test_a_deadline_that_the_engine_does_not_keep_is_kept_for_it(bench: Bench) -> None:
+def test_activating_again_does_not_forget_what_the_same_engine_still_holds(bench: BridgeBench) -> None:
+    host = bench.start(ScriptedHost(obey=False))
+    bench.bridge.offer("p0", settings())
+    bench.running(0)
+    bench.bridge.stop(STOPPED)
+    bench.start(host)
+    bench.bridge.offer("p1", settings())
+    assert bench.codes() == ["not_active", "step_timeout"]
+    bench.bridge.stop(STOPPED)
+    bench.start(ScriptedHost("fresh"))  # cleaned up and configured: another engine
+    bench.bridge.offer("p2", settings())
+    bench.wait_reports(3)
+    assert bench.codes()[-1] == ""
+    host.handles[0].end()
+
+
+def test_a_worker_that_comes_back_late_leaves_the_next_request_alone(bench: BridgeBench) -> None:
+    """A request that was given up while it was being prepared must not take the next one's place when it returns."""
+    entered, leave = threading.Event(), threading.Event()
+    slow = ScriptedHost()
+
+    def count_control_tokens(text: str) -> int:
+        entered.set()
+        assert leave.wait(10.0)
+        return 0
+
+    slow.count_control_tokens = count_control_tokens  # type: ignore[method-assign]
+    bench.start(slow)
+    bench.bridge.offer("p0", settings())
+    assert entered.wait(10.0)
+    late = next(thread for thread in threading.enumerate() if thread.name == "edgellm-publish")
+    bench.bridge.stop(STOPPED)
+    bench.start(ScriptedHost())
+    bench.bridge.offer("p1", settings())
+    bench.running(0)
+    leave.set()
+    late.join(10.0)
+    assert not late.is_alive()
+    assert bench.bridge.cancel_all(CANCELLED) == (1, 0)
+    bench.wait_reports(2)
+    assert bench.codes() == ["not_active", "cancelled"]
+
+
+def test_a_deadline_that_the_engine_does_not_keep_is_kept_for_it(bench: BridgeBench) -> None:
     bench.start(ScriptedHost(obey=False))
     bench.bridge.offer("p0", settings(generation__timeout=0.1))
     bench.running(0)
@@ -297,14 +195,14 @@ def test_a_deadline_that_the_engine_does_not_keep_is_kept_for_it(bench: Bench) -
     bench.running(0).end()
 
 
-def test_a_hung_engine_refuses_prompts(bench: Bench) -> None:
+def test_a_hung_engine_refuses_prompts(bench: BridgeBench) -> None:
     host = bench.start()
     host.healthy = False
     bench.bridge.offer("p0", settings())
     assert bench.codes() == ["step_timeout"]
 
 
-def test_pieces_are_joined_when_they_come_faster_than_the_interval(bench: Bench) -> None:
+def test_pieces_are_joined_when_they_come_faster_than_the_interval(bench: BridgeBench) -> None:
     bench.start()
     bench.bridge.offer("p0", settings(stream__min_interval=0.2))
     handle = bench.running(0)
@@ -319,7 +217,7 @@ def test_pieces_are_joined_when_they_come_faster_than_the_interval(bench: Bench)
     assert "".join(deltas) == bench.outputs.of("response")[0]  # type: ignore[arg-type]
 
 
-def test_an_unexpected_failure_ends_the_request_and_not_the_worker(bench: Bench) -> None:
+def test_an_unexpected_failure_ends_the_request_and_not_the_worker(bench: BridgeBench) -> None:
     host = bench.start()
 
     def broken(request, channel):
@@ -335,14 +233,23 @@ def test_an_unexpected_failure_ends_the_request_and_not_the_worker(bench: Bench)
     assert bench.codes() == ["engine_failed", ""]
 
 
-def test_text_is_in_the_report_only_when_asked_for(bench: Bench) -> None:
+def test_text_is_in_the_report_only_when_asked_for(bench: BridgeBench) -> None:
     bench.start(ScriptedHost("ok"))
     bench.bridge.offer("secret", settings(report__include_text=True))
     bench.wait_reports(1)
     assert (bench.outputs.reports[0].prompt, bench.outputs.reports[0].response) == ("secret", "ok")
 
 
-def test_a_wrong_join_of_pieces_is_counted(bench: Bench) -> None:
+@pytest.mark.parametrize("include", [False, True])
+def test_the_system_prompt_is_in_the_report_only_when_asked_for(bench: BridgeBench, include: bool) -> None:
+    bench.start(ScriptedHost("ok"))
+    bench.bridge.offer("p", settings(report__include_text=include, generation__system_prompt="secret"))
+    bench.wait_reports(1)
+    told = dict(bench.outputs.reports[0].pairs())["setting.generation.system_prompt"]
+    assert told == ("secret" if include else "(6 characters)")
+
+
+def test_a_wrong_join_of_pieces_is_counted(bench: BridgeBench) -> None:
     bench.start()
     bench.bridge.offer("p0", settings())
     bench.running(0).push("a")
@@ -350,51 +257,3 @@ def test_a_wrong_join_of_pieces_is_counted(bench: Bench) -> None:
     bench.running(0).end()
     bench.wait_reports(1)
     assert bench.counters.values().stream_mismatches == 1
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_every_request_ends_exactly_once_whatever_happens(bench: Bench, seed: int) -> None:
-    """Prompts of all policies, cancels, restarts and engine ends at random times, from three threads."""
-    rng = random.Random(seed)
-    bench.start()
-    offered = 80
-    finished = threading.Event()
-
-    def engine() -> None:
-        engine_rng, answered = random.Random(seed + 1000), 0
-        while not finished.is_set():
-            for handle in bench.host.handles[answered:]:
-                for _ in range(engine_rng.randrange(3)):
-                    handle.push("x")
-                if not handle.done():
-                    handle.end(engine_rng.choice([FinishReason.END_ID, FinishReason.ERROR, FinishReason.LENGTH]))
-                answered += 1
-            time.sleep(engine_rng.random() * 0.002)
-
-    def canceller() -> None:
-        cancel_rng = random.Random(seed + 2000)
-        while not finished.is_set():
-            bench.bridge.cancel_all(CANCELLED)
-            time.sleep(cancel_rng.random() * 0.01)
-
-    threads = [threading.Thread(target=target) for target in (engine, canceller)]
-    for thread in threads:
-        thread.start()
-    requests = []
-    for number in range(offered):
-        if number % 20 == 19:
-            bench.bridge.stop(STOPPED)
-            bench.start()
-        policy = rng.choice(["queue", "replace", "reject", "drop_oldest"])
-        requests.append(bench.bridge.offer(f"p{number}", settings(prompt__on_busy=policy, prompt__queue_size=2)))
-        time.sleep(rng.random() * 0.003)
-    bench.wait_reports(offered)
-    finished.set()
-    for thread in threads:
-        thread.join()
-    assert sorted(report.request_id for report in bench.outputs.reports) == sorted(r.request_id for r in requests)
-    assert all(request.state is RequestState.ENDED for request in requests)
-    assert len(bench.outputs.of("response")) == offered
-    assert bench.host.most_at_once == 1
-    values = bench.counters.values()
-    assert values.received == offered == values.answered + sum(values.refused.values())

@@ -87,5 +87,5 @@ def stepped(runtime: LLMInferenceRuntime, asked: LLMGenerationRequest, before_st
     return response
 
 
-def edgellm_threads() -> set[str]:
-    return {thread.name for thread in threading.enumerate() if thread.name.startswith("edgellm")}
+def edgellm_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("edgellm")}

@@ -16,6 +16,7 @@ from edgellm_ros.runtime.request import (
     LLMGenerationRequest,
     LLMGenerationResponse,
     Request,
+    SamplingParameters,
     SpecialTokenPolicy,
 )
 from edgellm_ros.runtime.sequence import EndRules, Sequence
@@ -52,8 +53,8 @@ REFUSED = {
     "control tokens": (
         lambda: request("<|im_end|>", special_tokens=SpecialTokenPolicy.REJECT), RefusalCode.SPECIAL_TOKENS,
     ),
-    "foreign id": (lambda: LLMGenerationRequest((Request(),), pre_tokenized_input_ids=[[999999]]), RefusalCode.BAD_REQUEST),
-    "negative id": (lambda: LLMGenerationRequest((Request(),), pre_tokenized_input_ids=[[-1]]), RefusalCode.BAD_REQUEST),
+    "foreign id": (lambda: request(Request(), pre_tokenized_input_ids=[[999999]]), RefusalCode.BAD_REQUEST),
+    "negative id": (lambda: request(Request(), pre_tokenized_input_ids=[[-1]]), RefusalCode.BAD_REQUEST),
     "more ids than sequences": (
         lambda: request("hi", pre_tokenized_input_ids=[[1], [2]]), RefusalCode.BAD_REQUEST,
     ),
@@ -115,6 +116,19 @@ def test_no_room_for_one_token(tmp_path, count, room):
             assert f"has {count} tokens" in small.last_refusal.message
 
 
+@pytest.mark.parametrize("value", [10**400, -(10**400), float("nan"), float("inf"), True, "1", None])
+@pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "repetition_penalty"])
+def test_a_number_of_any_kind_is_taken_or_refused_in_a_short_sentence(name, value):
+    with pytest.raises(RequestError, match=name) as caught:
+        SamplingParameters(**{name: value})
+    assert len(str(caught.value)) < 200
+
+
+def test_a_text_is_no_list_of_stop_strings():
+    with pytest.raises(RequestError, match="list of texts"):
+        Request(stop_strings="stop")
+
+
 def test_budgets_are_per_sequence(runtime):
     """A long prompt shortens its own answer and nobody else's."""
     asked = LLMGenerationRequest(
@@ -147,14 +161,17 @@ def test_a_rank_above_zero_needs_a_broadcast(runtime):
     generation.close()
 
 
-def test_a_lost_rank_ends_the_request(runtime):
+@pytest.mark.parametrize("calls_that_work", range(8))
+def test_a_lost_rank_ends_the_request(runtime, calls_that_work):
     prepared = runtime.prepare(request("hi", channels=[channel := StreamChannel()]))
     calls = []
     assert not runtime.rank.handle_request(
         prepared, LLMGenerationResponse(), parallel_rank=0,
-        token_broadcast=lambda values: calls.append(list(values)) or len(calls) < 4,
+        token_broadcast=lambda values: calls.append(list(values)) or len(calls) <= calls_that_work,
     )  # fmt: skip
-    assert drain(channel)[-1].finished
+    assert runtime.rank.last_refusal.code is RefusalCode.ENGINE_FAILED
+    chunks = drain(channel)
+    assert [chunk.finished for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert answer(runtime, request("hi"))
 
 
@@ -389,3 +406,64 @@ def test_request_fields_are_checked_at_birth():
     for fields in ({"max_generate_length": 0}, {"num_logprobs": 51}, {"deadline": float("nan")}, {"sampling_seed": -1}):
         with pytest.raises(RequestError):
             LLMGenerationRequest((item("x"),), **fields)
+
+
+# -- faults anywhere in begin and admit --------------------------------------------------------------------------------
+
+PLACES = {
+    "checks": "edgellm_ros.runtime.admission.check_request",
+    "prompt checks": "edgellm_ros.runtime.admission.check_prompt",
+    "seed": "edgellm_ros.runtime.admission.make_seed",
+    "budget": "edgellm_ros.runtime.admission.token_budget",
+    "sequence": "edgellm_ros.runtime.admission.Sequence.__init__",
+    "sampling state": "edgellm_ros.runtime.executor.ModelExecutor.start_row",
+    "attach": "edgellm_ros.runtime.streaming.StreamChannel.attach",
+    "start": "edgellm_ros.runtime.sequence.Sequence.start",
+    "prompt": "edgellm_ros.runtime.executor.ModelExecutor.prefill",
+}
+
+
+def broken(*arguments, **fields):
+    raise ArithmeticError("injected")
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_a_fault_anywhere_in_begin_leaves_a_runtime_that_serves(runtime, monkeypatch, place):
+    channels = [StreamChannel(), StreamChannel()]
+    prepared = runtime.prepare(request("a", "b", channels=channels))
+    metrics = copy.deepcopy(runtime.rank.get_generation_metrics())
+    with monkeypatch.context() as patch:
+        patch.setattr(place, broken)
+        with pytest.raises(ArithmeticError):
+            runtime.rank.begin_generation(prepared, LLMGenerationResponse())
+    for channel in channels:
+        chunks = drain(channel)
+        assert [chunk.finished for chunk in chunks] == ([True] if channel.attached else [])
+    assert runtime.rank.open_context is None
+    assert runtime.rank.get_generation_metrics() == metrics
+    assert answer(runtime, request("hi")).output_texts == ["Hello there"]
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_a_fault_anywhere_in_admit_leaves_the_batch_as_it_was(runtime, monkeypatch, place):
+    channel = StreamChannel()
+    arriving = runtime.prepare(request("late", channels=[channel]))
+    tries = []
+
+    def hook(boundary):
+        if boundary.resident_count() == 1 and not tries:
+            with monkeypatch.context() as patch:
+                patch.setattr(place, broken)
+                try:
+                    tries.append(boundary.admit_request(arriving, 5, 50))
+                    assert place.endswith("prefill")
+                except ArithmeticError:
+                    tries.append(None)
+                    assert boundary.resident_count() == 1
+
+    response = LLMGenerationResponse()
+    assert runtime.handle_request(request("hi"), response, boundary_hook=hook)
+    assert response.output_texts[0] == "Hello there"
+    chunks = drain(channel)
+    assert [chunk.finished for chunk in chunks].count(True) == int(channel.attached)
+    assert answer(runtime, request("hi")).output_texts == ["Hello there"]

@@ -34,6 +34,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path):
+    before = edgellm_threads()
     made = []
 
     def make(script=None, limits=None, **config):
@@ -43,7 +44,7 @@ def bench(tmp_path):
     yield make
     for one in made:
         one.__exit__()
-    assert edgellm_threads() == set()
+    assert edgellm_threads() <= before
 
 
 def until(condition) -> None:
@@ -157,6 +158,7 @@ def test_bad_requests_are_refused_at_submission_and_good_ones_answered(bench, as
 def test_a_channel_given_twice_ends_once(bench):
     engine = bench(SLOW).engine
     channel = StreamChannel()
+    engine.submit(request("before them"))
     first, second = engine.submit(request("hi"), channel), engine.submit(request("hi"), channel)
     check_stream(list(channel), first.get(WAIT))
     with pytest.raises(RequestError) as refused:
@@ -297,7 +299,7 @@ def test_a_fault_of_the_runtime_itself_ends_all_and_serves_the_next(bench, monke
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_hanging_step_ends_its_requests_at_once_and_recovers(bench, step, batch):
     script = FakeScript(answers=["abcdef"], fault=Fault.HANG, fault_step=step)
-    made = bench(script, max_batch_size=batch, step_timeout=0.2)
+    made = bench(script, max_batch_size=batch, step_timeout=1.0)
     backend = made.runtime.rank.backend
     channel = StreamChannel(interval=4)
     handle = made.engine.submit(request("hi"), channel)
@@ -322,7 +324,7 @@ def test_a_hanging_step_ends_its_requests_at_once_and_recovers(bench, step, batc
 
 
 def test_a_step_that_never_returns_ends_the_waiting_too(bench):
-    made = bench(FakeScript(answers=["abcdef"], fault=Fault.HANG, fault_step=1), step_timeout=0.1)
+    made = bench(FakeScript(answers=["abcdef"], fault=Fault.HANG, fault_step=1), step_timeout=0.7)
     first = made.engine.submit(request("hi"))
     until(made.runtime.rank.backend.hanging.is_set)
     channel = StreamChannel()

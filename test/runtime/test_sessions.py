@@ -268,6 +268,51 @@ def test_the_hook_runs_before_every_step_and_once_after(scripted):
     assert rounds == [1] * (answer_length - 1) + [0]
 
 
+def test_two_ranks_agree_on_every_token_and_cancel(tmp_path_factory):
+    """Two runtimes in lockstep: the second one takes ids and cancellations from the first, whatever it sees itself."""
+    box: list[list[int]] = []
+    ids = []
+    runtimes = [
+        fake_runtime(tmp_path_factory.mktemp("ranks") / "engine", FakeScript(mode=FakeMode.SEEDED)) for _ in range(2)
+    ]
+    channel = StreamChannel()
+
+    def send(values):
+        box.append(list(values))
+        if len(box) == 8:
+            channel.cancel()
+        return True
+
+    def receive(values):
+        values[:] = box.pop(0)
+        return True
+
+    for rank, runtime in enumerate(runtimes):
+        entry = item("hi", sampling=DRAWN, sampling_seed=rank, max_generate_length=20)  # seeds differ on purpose
+        prepared = runtime.prepare(request(entry, channels=[channel if rank == 0 else None]))
+        response = LLMGenerationResponse()
+        assert runtime.rank.handle_request(
+            prepared, response, parallel_rank=rank, token_broadcast=send if rank == 0 else receive
+        )
+        ids.append(outcome(response)[::2])
+        runtime.close()
+    assert ids[0] == ids[1] and ids[0][1] is FinishReason.CANCELLED and box == []
+
+
+def test_a_hook_may_admit_after_the_last_step(scripted):
+    taken = {}
+
+    def hook(boundary):
+        if boundary.resident_count() == 0 and not taken:
+            taken[7] = None
+            assert boundary.admit_request(scripted.prepare(request("more")), 7, 70) is AdmitDecision.ADMITTED
+        taken.update(boundary.take_completed_at_or_above(1))
+
+    response = LLMGenerationResponse()
+    assert scripted.handle_request(request("hi", max_generate_length=2), response, boundary_hook=hook)
+    assert taken[7].finish_reason is FinishReason.END_ID and len(response.output_ids) == 1
+
+
 def test_ignore_eos_and_bias_and_seed_order(seeded, scripted):
     response = answer(scripted, request(item("hi", ignore_eos=True, max_generate_length=150)))
     assert len(response.output_ids[0]) == 150 and response.finish_reasons == [FinishReason.LENGTH]

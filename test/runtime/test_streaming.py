@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 
@@ -32,7 +33,10 @@ def test_an_end_inside_a_character_gives_one_replacement_at_the_end(kept):
 
 @pytest.mark.parametrize(
     ("data", "text"),
-    [(b"a\xffb", "a\ufffdb"), (b"\xed\xa0\x80", "\ufffd\ufffd\ufffd"), (b"a\0b", "a\ufffdb"), (b"\xc0\xaf", "\ufffd\ufffd")],
+    [
+        (b"a\xffb", "a\ufffdb"), (b"\xed\xa0\x80", "\ufffd\ufffd\ufffd"), (b"a\0b", "a\ufffdb"),
+        (b"\xc0\xaf", "\ufffd\ufffd"),
+    ],
     ids=["stray byte", "surrogate", "nul", "overlong"],
 )  # fmt: skip
 def test_bytes_that_are_no_text_become_replacements(data, text):
@@ -93,7 +97,7 @@ texts = st.text(alphabet=st.sampled_from("ab世é👩 \u0301X"), max_size=30)
 def test_any_split_gives_the_text_before_the_first_stop(text, stops, cuts):
     data = text.encode()
     edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
-    pieces = [data[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    pieces = [data[start:end] for start, end in itertools.pairwise(edges)]
     stream = TextStream(stops)
     joined = ""
     for piece in pieces:

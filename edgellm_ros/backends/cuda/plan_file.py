@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...engine_format import GRAPH_FILE, PLAN_FILE, read_json
+from ...engine_format import GRAPH_FILE, PLAN_FILE
 from ...errors import BackendError, EngineDirectoryError
+from ...json_values import read_json
 
 PLAN_INFO_FILE = "llm.engine.json"
 TIMING_CACHE_FILE = "llm.timing.cache"

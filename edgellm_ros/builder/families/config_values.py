@@ -9,9 +9,14 @@ from typing import Any
 from ...errors import CheckpointError
 
 LARGEST = 1 << 24
+MOST_LAYERS = 1 << 10
+MOST_HEADS = 1 << 12
+WIDEST_HEAD = 1 << 12
 
 
-def whole_number(config: Mapping[str, Any], key: str, default: int | None = None, *, least: int = 1) -> int:
+def whole_number(
+    config: Mapping[str, Any], key: str, default: int | None = None, *, least: int = 1, largest: int = LARGEST
+) -> int:
     """A whole number of a configuration; an absent or null key gives ``default``.
 
     :raises CheckpointError: absent without a default, or another value.
@@ -20,8 +25,8 @@ def whole_number(config: Mapping[str, Any], key: str, default: int | None = None
     value = default if value is None else value
     if value is None:
         raise CheckpointError(f"config.json lacks {key}; want a whole number: fetch it again.")
-    if type(value) is not int or not least <= value <= LARGEST:
-        raise CheckpointError(f"config.json: {key} is {value!r}; want a whole number from {least} to {LARGEST}.")
+    if type(value) is not int or not least <= value <= largest:
+        raise CheckpointError(f"config.json: {key} is {value!r}; want a whole number from {least} to {largest}.")
     return value
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from ...engine_format import RopeConfig
 from ...errors import CheckpointError
 from .base import DecoderConfig, LayerPlan
-from .config_values import layer_list, require, switch, token_id, whole_number
+from .config_values import MOST_HEADS, MOST_LAYERS, WIDEST_HEAD, layer_list, require, switch, token_id, whole_number
 from .rope_kinds import FULL, SLIDING
 
 QUANTISATIONS = ("quantization_config", "quantization", "compression_config")
@@ -42,9 +42,9 @@ class Frame:
         _refuse_unknown_kinds(config)
         self.config = config
         self.hidden_size = whole_number(config, "hidden_size")
-        self.heads = whole_number(config, "num_attention_heads")
-        self.head_dim = whole_number(config, "head_dim", self.hidden_size // self.heads or None)
-        self.layers = whole_number(config, "num_hidden_layers")
+        self.heads = whole_number(config, "num_attention_heads", largest=MOST_HEADS)
+        self.head_dim = whole_number(config, "head_dim", self.hidden_size // self.heads or None, largest=WIDEST_HEAD)
+        self.layers = whole_number(config, "num_hidden_layers", largest=MOST_LAYERS)
         self.maximum = whole_number(config, "max_position_embeddings", 2048)
 
     def layer_types(self) -> list[str] | None:
@@ -82,7 +82,7 @@ class Frame:
             hidden_size=self.hidden_size,
             intermediate_size=whole_number(config, "intermediate_size"),
             num_attention_heads=self.heads,
-            num_key_value_heads=whole_number(config, "num_key_value_heads", self.heads),
+            num_key_value_heads=whole_number(config, "num_key_value_heads", self.heads, largest=MOST_HEADS),
             head_dim=self.head_dim,
             norm_epsilon=norm_epsilon,
             rope={kind: value for kind, value in rope.items() if kind in used},

@@ -26,12 +26,34 @@ def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value
 
 
-def _resolve(scaling: Mapping[str, Any], base: Any, head_dim: int, maximum: int) -> RopeConfig:
+def _resolve(base: float, scaling: Mapping[str, Any] | None, head_dim: int, maximum: int) -> RopeConfig:
+    scaling = scaling or {}
     require(scaling, "partial_rotary_factor", 1.0, "only whole heads are rotated")
     if scaling.get("rope_type", scaling.get("type")) == "dynamic":
-        scaling = {key: scaling[key] for key in ("rope_theta",) if key in scaling}  # the same up to ``maximum``
-    theta = real_number({"rope_theta": scaling.get("rope_theta", base)}, "rope_theta")
-    return resolve_rope(theta, head_dim, maximum, scaling)
+        scaling = {}  # the same up to ``maximum``, and no engine goes beyond it
+    return resolve_rope(base, head_dim, maximum, scaling)
+
+
+def _base(scaling: Mapping[str, Any] | None, config: Mapping[str, Any], key: str) -> float:
+    value = (scaling or {}).get("rope_theta", config.get(key))
+    return real_number({key: value}, key, 10000.0)
+
+
+def rope_settings(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
+    """Base and scaling object of a family that has one rope kind, from either spelling.
+
+    :raises CheckpointError: neither an object nor null, or objects that differ between layer types.
+    """
+    key = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
+    scaling = None if config.get(key) is None else _object(config, key)
+    nested = [value for value in (scaling or {}).values() if isinstance(value, Mapping)]
+    if nested:
+        if any(value != nested[0] for value in nested):
+            raise CheckpointError(
+                "config.json: rope_parameters differ between layer types; want one kind for this architecture."
+            )
+        scaling = nested[0]
+    return _base(scaling, config, "rope_theta"), scaling
 
 
 def single_rope(config: Mapping[str, Any], head_dim: int, maximum: int) -> RopeConfig:
@@ -40,15 +62,7 @@ def single_rope(config: Mapping[str, Any], head_dim: int, maximum: int) -> RopeC
     :raises CheckpointError: a kind that is not built, or objects that differ between layer types.
     """
     require(config, "partial_rotary_factor", 1.0, "only whole heads are rotated")
-    parameters = _object(config, "rope_parameters")
-    nested = [value for value in parameters.values() if isinstance(value, Mapping)]
-    if nested:
-        if any(value != nested[0] for value in nested):
-            raise CheckpointError(
-                "config.json: rope_parameters differ between layer types; want one kind for this architecture."
-            )
-        parameters = nested[0]
-    return _resolve(parameters or _object(config, "rope_scaling"), config.get("rope_theta"), head_dim, maximum)
+    return _resolve(*rope_settings(config), head_dim, maximum)
 
 
 def rope_of_layer_types(config: Mapping[str, Any], head_dim: int, maximum: int) -> dict[str, RopeConfig]:
@@ -68,6 +82,6 @@ def rope_of_layer_types(config: Mapping[str, Any], head_dim: int, maximum: int) 
     full = _object(parameters, FULL) if parameters else _object(config, "rope_scaling")
     sliding = _object(parameters, SLIDING)
     return {
-        "full": _resolve(full, config.get("rope_theta"), head_dim, maximum),
-        "sliding": _resolve(sliding, config.get("rope_local_base_freq"), head_dim, maximum),
+        "full": _resolve(_base(full, config, "rope_theta"), full, head_dim, maximum),
+        "sliding": _resolve(_base(sliding, config, "rope_local_base_freq"), sliding, head_dim, maximum),
     }

@@ -18,12 +18,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from ...errors import CheckpointError
 from ..graph import AttentionShape, Dimension, Graph, Parameter, StoredTensor, Value
 from ..quantize import BLOCK, int8_bands
 from ..weights import Weight
 from .base import BATCH, CAPACITY, declare_common_inputs, dimension, gather_positions, whole
 
 MICROSOFT = "com.microsoft"
+HEAD_MULTIPLE = 8  # of GroupQueryAttention
+ROTATED_HEAD_MULTIPLE = 16  # where it rotates
 
 
 class OnnxRuntimeLowering:
@@ -93,9 +96,17 @@ class OnnxRuntimeLowering:
     def attention(
         self, graph: Graph, query: Value, key: Value, value: Value, layer: int, shape: AttentionShape
     ) -> Value:
-        """See ``Lowering``."""
+        """See ``Lowering``.
+
+        :raises CheckpointError: a head size that the operator does not take.
+        """
+        if shape.head_dim % HEAD_MULTIPLE:
+            raise CheckpointError(
+                f"head_dim is {shape.head_dim}; the lowering {self.name} wants a multiple of {HEAD_MULTIPLE}: build it "
+                "with another lowering."
+            )
         packed = None
-        if graph.element == "float16" and shape.rope is not None:
+        if graph.element == "float16" and shape.rope is not None and shape.head_dim % ROTATED_HEAD_MULTIPLE == 0:
             packed = graph.take_back(query, "Split")
         if packed is None:
             query = self._rotate(graph, query, shape.heads, shape.rope)

@@ -1,0 +1,61 @@
+"""Measure how well an engine directory predicts a text: lower is better, and comparable for one text and tokenizer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from ..errors import RequestError
+from ..runtime.perplexity import WINDOW, measure_perplexity
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("engine_dir", metavar="ENGINE_DIR", help="engine directory")
+    parser.add_argument("text", metavar="TEXT", help="text file, UTF-8")
+    parser.add_argument(
+        "--window", type=int, default=WINDOW, metavar="N", help="most tokens that one is predicted from (%(default)s)"
+    )
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="of the engine; 0: all physical cores")
+    parser.add_argument("--backend", default="auto", help="as for 'edgellm generate' (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read ({error.strerror}); want a text file.") from None
+    except UnicodeDecodeError:
+        raise RequestError(f"{path} is not UTF-8 text; convert it.") from None
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print; 0 when it was measured."""
+    text = _read(Path(arguments.text))
+    start = shown = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        nonlocal shown
+        if sys.stderr.isatty() and time.monotonic() > shown + 1:
+            shown = time.monotonic()
+            print(f"\r{done} of {total} tokens\033[K", end="", file=sys.stderr, flush=True)
+
+    found = measure_perplexity(
+        arguments.engine_dir,
+        text,
+        window=arguments.window,
+        backend=arguments.backend,
+        threads=arguments.threads,
+        progress=progress,
+    )
+    seconds = time.monotonic() - start
+    if arguments.json:
+        content = {"perplexity": found.perplexity, "mean_log_loss": found.mean_log_loss, "tokens": found.tokens}
+        print(json.dumps({**content, "seconds": round(seconds, 3)}))
+    else:
+        print(f"perplexity {found.perplexity:.4f} over {found.tokens} tokens, {seconds:.1f} s")
+    return 0

@@ -1,0 +1,88 @@
+"""JSON that somebody else wrote: sound within limits, or a sentence that says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from .errors import EngineDirectoryError
+
+LARGEST_SIZE = 1 << 31  # of any dimension or token id; the tensors that carry them are int32
+LARGEST_FILE = 1 << 60
+MAX_JSON_BYTES = 100 * 2**20
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+def whole_number(name: str, value: Any, low: int, high: int = LARGEST_SIZE) -> int:
+    """``value`` if it is a whole number from ``low`` to ``high``.
+
+    :raises ValueError: it is not; the sentence names ``name`` and what was found.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+        return value
+    raise ValueError(f"{name} is {shown(value)}; want a whole number from {low} to {high}")
+
+
+def finite_number(name: str, value: Any) -> float:
+    """``value`` as a float if it is a finite number.
+
+    :raises ValueError: it is not; the sentence names ``name`` and what was found.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            if math.isfinite(value):
+                return float(value)
+        except OverflowError:  # a whole number beyond every float
+            pass
+    raise ValueError(f"{name} is {shown(value)}; want a finite number")
+
+
+def plain_text(value: Any) -> str:
+    """A name as one line that every log, terminal and message can carry."""
+    return _UNPRINTABLE.sub("\ufffd", str(value))
+
+
+def shown(value: Any) -> str:
+    """A value as a sentence shows it, however long it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number with more digits than Python writes out
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def read_text(path: Path) -> str:
+    """The text of a regular file of at most 100 MB; for the JSON files of an engine directory.
+
+    :raises EngineDirectoryError: missing, no regular file (a pipe would be waited for without end), too large, or
+        not UTF-8; the sentence names the file.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise EngineDirectoryError(f"{path} is not a regular file; build the engine directory again.")
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise EngineDirectoryError(f"{path} has {size} bytes; want at most {MAX_JSON_BYTES}.")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise EngineDirectoryError(f"{path} cannot be read ({error.strerror}); check the path.") from None
+    except ValueError:
+        raise EngineDirectoryError(f"{path} is not UTF-8 text; build the engine directory again.") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    :raises EngineDirectoryError: see ``read_text``; not JSON, or not an object.
+    """
+    text = read_text(path)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise EngineDirectoryError(f"{path} is not valid JSON ({error}); write it again.") from None
+    if not isinstance(content, dict):
+        raise EngineDirectoryError(f"{path} holds {type(content).__name__}; want a JSON object.")
+    return content

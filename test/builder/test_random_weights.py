@@ -1,0 +1,103 @@
+"""An engine of any shape without a checkpoint: seeded, streamed, with a tokenizer that fits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from seam_runner import SeamRunner
+from tiny_families import TINY_FAMILIES
+
+from edgellm_ros.builder.build import build_engine
+from edgellm_ros.builder.random_weights import RandomCheckpoint
+from edgellm_ros.cli.main import main
+from edgellm_ros.engine_format import open_engine_directory
+from edgellm_ros.runtime.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    """Writes a configuration and gives the path of its file."""
+
+    def write(config: dict, name: str = "config.json") -> Path:
+        folder = tmp_path / "shape"
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(config), encoding="utf-8")
+        return folder / name
+
+    return write
+
+
+@pytest.mark.parametrize("lowering", ["onnxruntime", "tensorrt", "tensorrt_legacy"])
+@pytest.mark.parametrize("family", ["smollm3", "gemma3"])
+def test_the_command_builds_an_engine_that_runs(config_file, tmp_path, capsys, family, lowering):
+    config = config_file(TINY_FAMILIES[family])
+    arguments = ["build", "--random-weights", str(config), str(tmp_path / "engine"), "--max-kv", "64"]
+    assert main([*arguments, "--lowering", lowering]) == 0
+    assert "fp32 engine directory, built in" in capsys.readouterr().out
+    directory = open_engine_directory(tmp_path / "engine")
+    assert directory.manifest.lowering == lowering
+    assert directory.manifest.source.startswith("random weights of seed 0")
+    runner = SeamRunner(tmp_path / "engine")
+    (logits,) = runner.run([[5, 6, 7]])
+    assert np.isfinite(logits).all() and 0.1 < logits.std() < 10
+    runner.close()
+
+
+def test_a_folder_is_as_good_as_its_file_and_equal_seeds_are_not_built_twice(config_file, tmp_path, capsys):
+    config = config_file(TINY_FAMILIES["llama"])
+    arguments = ["build", "--random-weights", "--seed", "4", "--max-kv", "64"]
+    assert main([*arguments, str(config), str(tmp_path / "engine")]) == 0
+    assert main([*arguments, str(config.parent), str(tmp_path / "engine")]) == 0
+    assert "was built already" in capsys.readouterr().out
+
+
+def test_seeds_give_different_weights_and_bands_do_not(tmp_path):
+    config = {**TINY_FAMILIES["gemma2"], "vocab_size": 700}
+    first, again, other = (RandomCheckpoint(config, seed) for seed in (1, 1, 2))
+    for name, shape in first.shapes.items():
+        whole = first.read_rows(name, 0, shape[0])
+        assert whole.shape == shape and whole.dtype == np.float32
+        cut = [again.read_rows(name, start, min(start + 7, shape[0])) for start in range(0, shape[0], 7)]
+        assert (np.concatenate(cut) == whole).all()
+        assert (other.read_rows(name, 0, shape[0]) != whole).any()
+    norms = first.read_rows("model.norm.weight", 0, 40)
+    assert abs(norms.mean()) < 0.2  # stored as the distance from one
+
+
+def test_the_tokenizer_speaks_in_bytes_and_covers_the_vocabulary(config_file, tmp_path):
+    config = config_file({**TINY_FAMILIES["qwen2"], "vocab_size": 1000})
+    engine = build_engine(config, tmp_path / "engine", random_seed=0)
+    tokenizer = Tokenizer.from_directory(engine)
+    ids = tokenizer.encode("Grüß dich, 世界!\n")
+    assert b"".join(tokenizer.token_bytes(token) for token in ids) == "Grüß dich, 世界!\n".encode()
+    assert all(tokenizer.token_bytes(token) is not None for token in range(1000))
+
+
+REFUSED = {
+    "nothing there": (None, "config.json"),
+    "a quantised shape": ({**TINY_FAMILIES["llama"], "quantization_config": {"quant_method": "fp8"}}, "'fp8'"),
+    "a vocabulary without room for bytes": ({**TINY_FAMILIES["llama"], "vocab_size": 100}, "vocab_size is 100"),
+    "another architecture": ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_built_is_one_sentence_and_exit_status_2(config_file, tmp_path, capsys, case):
+    config, sentence = REFUSED[case]
+    path = tmp_path / "config.json" if config is None else config_file(config)
+    assert main(["build", "--random-weights", str(path), str(tmp_path / "engine")]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "engine").exists()
+
+
+def test_a_negative_seed_and_an_unknown_lowering_are_refused(config_file, tmp_path, capsys):
+    config = config_file(TINY_FAMILIES["llama"])
+    place = str(tmp_path / "engine")
+    assert main(["build", "--random-weights", "--seed", "-1", str(config), place]) == 2
+    assert "seed is -1" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["build", str(config), place, "--lowering", "abacus"])

@@ -1,0 +1,164 @@
+"""Builds the graphs of the lowering "tensorrt" with TensorRT-RTX: every family at tiny size, SmolLM2 at its real one.
+
+Usage: python tools/check_tensorrt_build.py [NAME...]
+
+No GPU is needed: the importer parses each graph and the builder compiles it; nothing is run. Weights are random. Exit
+status 1 when any graph is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.util
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "test" / "builder")]
+
+from tiny_families import TINY_FAMILIES  # noqa: E402
+
+from edgellm_ros.builder.build import build_engine  # noqa: E402
+from edgellm_ros.builder.random_weights import write_random_checkpoint  # noqa: E402
+from edgellm_ros.engine_format import BuilderLimits  # noqa: E402
+
+PROVIDER = "onnxruntime_ep_nv_tensorrt_rtx"  # the package whose folder holds the libraries
+LIBRARIES = ("libcudart.so.*", "libtensorrt_rtx.so.*", "libtensorrt_onnxparser_rtx.so.*")  # in the order they load
+LIMITS = BuilderLimits(max_batch_size=4, max_input_len=64, max_kv_cache_capacity=128)
+WHOLE_BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}  # columns are cut into blocks of 32
+SMOLLM2: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_act": "silu",
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100000.0,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+
+
+def cases() -> dict[str, tuple[Mapping[str, Any], str, BuilderLimits]]:
+    """(configuration, precision, limits) by name."""
+    found: dict[str, tuple[Mapping[str, Any], str, BuilderLimits]] = {}
+    for family, config in TINY_FAMILIES.items():
+        found[f"{family} fp32"] = (config, "fp32", LIMITS)
+        found[f"{family} fp16"] = ({**config, "head_dim": 64}, "fp16", LIMITS)
+    for family in ("llama", "gemma3"):
+        found[f"{family} int8"] = ({**TINY_FAMILIES[family], **WHOLE_BLOCKS}, "int8", LIMITS)
+    for precision in ("fp32", "fp16"):
+        found[f"SmolLM2 135M {precision}"] = (SMOLLM2, precision, BuilderLimits(1, 512, 2048))
+    return found
+
+
+def load_tensorrt() -> Any:
+    """The bindings; their libraries are loaded first, because no loader looks into the provider's folder."""
+    spec = importlib.util.find_spec(PROVIDER)
+    if spec is None or not spec.submodule_search_locations:
+        sys.exit(f"{PROVIDER} is not installed; run 'make test-tensorrt-build', which installs it.")
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    for pattern in LIBRARIES:
+        for library in sorted(folder.glob(pattern)):
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    import tensorrt_rtx_bindings
+
+    return tensorrt_rtx_bindings
+
+
+class Importer:
+    """Parses and builds one graph after another."""
+
+    def __init__(self) -> None:
+        self._trt = load_tensorrt()
+        self.version = str(self._trt.__version__)
+        self._logger = self._trt.Logger(self._trt.Logger.ERROR)
+
+    def build(self, graph: Path, limits: BuilderLimits) -> int:
+        """Bytes of the engine. :raises ValueError: refused; the sentence is the library's."""
+        trt = self._trt
+        builder = trt.Builder(self._logger)
+        network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+        parser = trt.OnnxParser(network, self._logger)
+        if not parser.parse_from_file(str(graph)):
+            raise ValueError("; ".join(str(parser.get_error(index)) for index in range(parser.num_errors)))
+        self._allow_decomposition(network)
+        settings = builder.create_builder_config()
+        settings.add_optimization_profile(self._profile(builder, network, limits))
+        plan = builder.build_serialized_network(network, settings)
+        if plan is None:
+            raise ValueError("the network was parsed but not built; the log above says why")
+        return int(plan.nbytes)
+
+    def _allow_decomposition(self, network: Any) -> None:
+        """Attention in float32, and of some head sizes, has no kernel of its own; then it is built of parts."""
+        kind = self._trt.LayerType.ATTENTION_OUTPUT
+        for index in range(network.num_layers):
+            layer = network.get_layer(index)
+            if layer.type == kind:
+                layer.__class__ = self._trt.IAttentionOutputLayer
+                layer.attention.decomposable = True
+
+    def _profile(self, builder: Any, network: Any, limits: BuilderLimits) -> Any:
+        """One row of one token, to a whole batch of whole chunks."""
+        profile = builder.create_optimization_profile()
+        for index in range(network.num_inputs):
+            tensor = network.get_input(index)
+            shape = tuple(tensor.shape)
+            if -1 not in shape:
+                continue
+            free = iter((limits.max_batch_size, 1 if tensor.name == "last_token_index" else limits.max_input_len))
+            largest = [next(free) if size == -1 else size for size in shape]
+            smallest = [1 if size == -1 else size for size in shape]
+            profile.set_shape(tensor.name, smallest, smallest, largest)
+        return profile
+
+
+def check(importer: Importer, name: str, config: Mapping[str, Any], precision: str, limits: BuilderLimits) -> bool:
+    """Write the graph, build it, and say how it went."""
+    with tempfile.TemporaryDirectory(prefix="edgellm-tensorrt-") as folder:
+        started = time.monotonic()
+        checkpoint = write_random_checkpoint(Path(folder) / "checkpoint", config)
+        engine = build_engine(
+            checkpoint, Path(folder) / "engine", precision=precision, limits=limits, lowering="tensorrt"
+        )
+        written = time.monotonic()
+        try:
+            size = importer.build(engine / "llm.onnx", limits)
+        except ValueError as error:
+            print(f"  {name}: REFUSED: {error}", flush=True)
+            return False
+        print(
+            f"  {name}: graph written in {written - started:.1f} s, built in {time.monotonic() - written:.1f} s, "
+            f"{size / 1e6:.1f} MB",
+            flush=True,
+        )
+        return True
+
+
+def main() -> int:
+    """Check all, or those whose names are given."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(cases())}")
+    names = parser.parse_args().names or list(cases())
+    unknown = [name for name in names if name not in cases()]
+    if unknown:
+        parser.error(f"{unknown[0]!r} is unknown; want one of: {', '.join(cases())}")
+    importer = Importer()
+    print(f"TensorRT-RTX {importer.version} builds {len(names)} graphs", flush=True)
+    results = [check(importer, name, *cases()[name]) for name in names]
+    print(f"{sum(results)} of {len(results)} built", flush=True)
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
