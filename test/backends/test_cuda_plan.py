@@ -182,7 +182,7 @@ def test_lowerings_without_a_plan_here_are_refused(
 
 @pytest.mark.parametrize("version", ["7.2.3", "9.1.0", "10.0.1"])
 def test_versions_that_are_not_supported_are_refused(version: str) -> None:
-    with pytest.raises(BackendError, match="want 10.3 or newer"):
+    with pytest.raises(BackendError, match=r"want 10\.3 or newer"):
         TensorRT(fake_tensorrt(FakeDriver(), version))
 
 
@@ -193,7 +193,7 @@ def test_a_graph_that_the_importer_refuses_is_told_in_its_words(
     module = fake_tensorrt(driver)
     monkeypatch.setattr(module.OnnxParser, "parse_from_file", lambda self, path: False)
     device = pretend_device(driver)
-    with pytest.raises(BackendError, match="does not read .*llm.onnx: node 7: no importer"):
+    with pytest.raises(BackendError, match=r"does not read .*llm\.onnx: node 7: no importer"):
         compile_plan(directory, api=TensorRT(module), device=device)
     assert not list(directory.glob(".llm*")) and not (directory / "llm.engine").exists()
     device.close()
