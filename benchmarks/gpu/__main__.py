@@ -33,6 +33,7 @@ class Report:
     versions: dict[str, str] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    path: Path | None = None  # written after every row, so that a run cut short leaves what it had
 
     def add(
         self, case: str, metric: str, unit: str, ours: float, runs: list[float] | None = None,
@@ -47,6 +48,9 @@ class Report:
                 "runs": {"ours": runs or [ours], "peer": peer_runs or []},
             }
         )  # fmt: skip
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps(self.rows, indent=1) + "\n", encoding="utf-8")
 
     def check(self, case: str, metric: str, unit: str, run: Callable[[], float], least: float | None = None) -> None:
         """Run a check; a value below ``least``, or an exception, counts as failed."""
@@ -61,11 +65,6 @@ class Report:
         if least is not None and value < least:
             self.failed.append(f"{case}: {metric} is {value}; want at least {least}")
         print(f"{case}: {metric} = {value:.6g} {unit} ({time.monotonic() - start:.1f} s)", flush=True)
-
-    def write(self, path: Path) -> None:
-        """Write all rows."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.rows, indent=1) + "\n", encoding="utf-8")
 
 
 def start_report(library: str) -> Report:
@@ -147,7 +146,7 @@ def print_line(name: str, times: StepTimes) -> None:
         f"{name:24} {engine:8.3f} {1e3 * times.median('device'):8.3f} {step:8.3f} {step - engine:7.3f} "
         f"{1e3 * times.median('sampled'):8.3f} {1e6 * times.median('host'):8.1f} {1e3 * times.median('prefill'):8.3f} "
         f"{1e3 * times.median('own_graph'):7.3f} {must:6.2f} {aim:6.2f}  "
-        f"{'recorded' if times.recorded else 'NOT RECORDED ' + str(times.details)}",
+        f"{'recorded' if times.recorded else 'NOT RECORDED ' + str(times.details)} {times.details.get('sm_clock', '')}",
         flush=True,
     )
 
@@ -256,11 +255,10 @@ def main() -> int:
         checks.write_reference(arguments.reference, real, random, arguments.text.read_text(encoding="utf-8"))
         return 0
     report = start_report("tensorrt" if arguments.task == "tensorrt" else "onnxruntime")
+    report.path = arguments.output
     {"kernels": lambda a, r: check_kernels(r), "onnxruntime": run_onnxruntime, "tensorrt": run_tensorrt}[
         arguments.task
     ](arguments, report)
-    if arguments.output:
-        report.write(arguments.output)
     for failure in report.failed:
         print(f"FAILED {failure}")
     return 1 if report.failed else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,6 +93,7 @@ def measure(directory: Path, library: str, *, own_graph: bool = False) -> StepTi
             waiting.clear()
             step = decode_steps(executor, first, STEPS)
             host = step - sum(waiting)
+            sm_clock = _sm_clock()
             sampled = decode_steps(executor, first, STEPS, SAMPLED)
             decode_steps(executor, first, 2)
             captured = executor._call(1, 1, 0, CONTEXT).step
@@ -108,12 +110,22 @@ def measure(directory: Path, library: str, *, own_graph: bool = False) -> StepTi
                 times.engine.append(engine_time)
                 times.device.append(device)
         times.recorded = bool(getattr(captured, "recorded", False))
-        times.details = executor.engine_details
+        times.details = {**executor.engine_details, "sm_clock": sm_clock}
         if not times.recorded:
             times.details["step"] = getattr(captured, "failure", "")
         if own_graph and isinstance(engine, OnnxRuntimeEngine):
             times.own_graph = _own_graph(backend, executor, shapes)
     return times
+
+
+def _sm_clock() -> str:
+    """Clock of the GPU right after work, as nvidia-smi tells it; empty where it does not."""
+    command = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return found.stdout.strip()
 
 
 def _count_waiting(backend: CUDABackend) -> list[float]:

@@ -182,7 +182,7 @@ class _Compilation:
         return config
 
     def _choose_previews(self, config: Any) -> None:
-        """What version 8 does only when asked: without the first, dynamic shapes take ten times as long."""
+        """What version 8 does only when asked: without the first, dynamic shapes take ten times as long to compile."""
         features = getattr(self._api.module, "PreviewFeature", None)
         for name, wanted in (
             ("FASTER_DYNAMIC_SHAPES_0805", True),

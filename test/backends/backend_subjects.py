@@ -58,29 +58,28 @@ def _legacy(folder: Path) -> Path:
     return build_engine(checkpoint, folder / "legacy", limits=BuilderLimits(4, 64, 256), lowering="tensorrt_legacy")
 
 
-def _pretend_onnxruntime_cuda(folder: Path) -> Subject:
-    pytest.importorskip("onnxruntime")
-    from pretend_gpu import pretend_backend
-
-    directory = _legacy(folder)
-    return Subject(
-        "onnxruntime_cuda", directory, open_engine_directory(directory).config, lambda: pretend_backend("onnxruntime")
-    )
-
-
-def _pretend_tensorrt(folder: Path, version: str = "10.3.0") -> Subject:
+def _pretended(folder: Path, library: str, version: str = "10.3.0") -> Subject:
+    """The whole GPU backend with host memory for a GPU."""
     pytest.importorskip("onnxruntime")
     from pretend_gpu import compile_pretended, pretend_backend
 
     directory = _legacy(folder)
-    compile_pretended(directory, version)
-    return Subject(
-        "tensorrt", directory, open_engine_directory(directory).config, lambda: pretend_backend("tensorrt", version)
-    )
+    if library == "tensorrt":
+        compile_pretended(directory, version)
+    name = "tensorrt" if library == "tensorrt" else "onnxruntime_cuda"
+    return Subject(name, directory, open_engine_directory(directory).config, lambda: pretend_backend(library, version))
 
 
-def _pretend_tensorrt_8(folder: Path) -> Subject:
-    return _pretend_tensorrt(folder, "8.5.3.1")
+def _pretended_onnxruntime_cuda(folder: Path) -> Subject:
+    return _pretended(folder, "onnxruntime")
+
+
+def _pretended_tensorrt(folder: Path) -> Subject:
+    return _pretended(folder, "tensorrt")
+
+
+def _pretended_tensorrt_8(folder: Path) -> Subject:
+    return _pretended(folder, "tensorrt", "8.5.3.1")
 
 
 def _gpu_onnxruntime_cuda(folder: Path) -> Subject:
@@ -108,9 +107,9 @@ SUBJECTS: dict[str, Callable[[Path], Subject]] = {
     "fake": _fake,
     "onnxruntime": _onnxruntime,
     "onnxruntime-int8": _onnxruntime_int8,
-    "pretend-onnxruntime_cuda": _pretend_onnxruntime_cuda,
-    "pretend-tensorrt": _pretend_tensorrt,
-    "pretend-tensorrt-8": _pretend_tensorrt_8,
+    "pretended-onnxruntime_cuda": _pretended_onnxruntime_cuda,
+    "pretended-tensorrt": _pretended_tensorrt,
+    "pretended-tensorrt-8": _pretended_tensorrt_8,
     "gpu-onnxruntime_cuda": _gpu_onnxruntime_cuda,
     "gpu-tensorrt": _gpu_tensorrt,
 }

@@ -26,6 +26,7 @@ from .base import BATCH, CAPACITY, declare_common_inputs, dimension, gather_posi
 
 MICROSOFT = "com.microsoft"
 HEAD_MULTIPLE = 8  # of GroupQueryAttention
+ROTATED_HEAD_MULTIPLE = 16  # where it rotates
 
 
 class OnnxRuntimeLowering:
@@ -105,7 +106,7 @@ class OnnxRuntimeLowering:
                 "with another lowering."
             )
         packed = None
-        if graph.element == "float16" and shape.rope is not None:
+        if graph.element == "float16" and shape.rope is not None and shape.head_dim % ROTATED_HEAD_MULTIPLE == 0:
             packed = graph.take_back(query, "Split")
         if packed is None:
             query = self._rotate(graph, query, shape.heads, shape.rope)
