@@ -113,13 +113,20 @@ def choose_limits(config: DecoderConfig, limits: BuilderLimits | None) -> Builde
     return limits
 
 
-def plan_build(checkpoint: Checkpoint, *, precision: str, limits: BuilderLimits | None, lowering: str) -> BuildPlan:
+def plan_build(
+    checkpoint: Checkpoint,
+    *,
+    precision: str,
+    limits: BuilderLimits | None,
+    lowering: str,
+    block_size: int | None = None,
+) -> BuildPlan:
     """Check the checkpoint and describe the engine; reads no weights.
 
     :raises CheckpointError: the checkpoint or a setting is refused.
     """
     checkpoint = text_checkpoint(checkpoint)
-    target, stored = find_lowering(lowering), find_precision(precision)
+    target, stored = find_lowering(lowering), find_precision(precision, block_size)
     if precision not in target.precisions:
         raise CheckpointError(
             f"precision is {precision!r}; the lowering {lowering} has {', '.join(target.precisions)}."
@@ -230,13 +237,15 @@ def build_engine(
     progress: ProgressCallback | None = None,
     lowering: str = "onnxruntime",
     random_seed: int | None = None,
+    block_size: int | None = None,
 ) -> Path:
     """Build ``output`` from a Hugging Face folder, a ``.gguf`` file or a name of ``WHEEL_MODELS``; returns its path.
 
     With ``random_seed`` only a ``config.json`` is read of ``source``, and the weights are random.
 
     What is there already and equal is left as it is; another engine directory is replaced in one step. Peak memory
-    does not grow with the model. ``limits`` defaults to batch 4, input 1024, cache 4096 or what the model allows.
+    does not grow with the model. ``block_size`` is that of int4, 32 or 64. ``limits`` defaults to batch 4, input 1024,
+    cache 4096 or what the model allows.
 
     :raises CheckpointError: the checkpoint or a setting is refused.
     :raises EngineDirectoryError: ``output`` cannot be written.
@@ -246,7 +255,7 @@ def build_engine(
     report = progress or (lambda state: None)
     place = Path(output).absolute()
     with closing(_open(source, random_seed)) as checkpoint:
-        plan = plan_build(checkpoint, precision=precision, limits=limits, lowering=lowering)
+        plan = plan_build(checkpoint, precision=precision, limits=limits, lowering=lowering, block_size=block_size)
         fingerprint = _fingerprint(plan, report)
         if holds_build(place, fingerprint):
             report(Progress("already built", 1, 1))

@@ -53,16 +53,26 @@ class Node:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A weight as it lies on disk."""
+    """A weight as it lies on disk; ``dtype`` is a NumPy name, or int4: two to a byte along the last axis."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
 
     @property
+    def stored_dtype(self) -> str:
+        """NumPy name of what the bytes are read and written as."""
+        return "uint8" if self.dtype == "int4" else self.dtype
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Shape in ``stored_dtype``."""
+        return (*self.shape[:-1], -(-self.shape[-1] // 2)) if self.dtype == "int4" else self.shape
+
+    @property
     def size(self) -> int:
         """Bytes."""
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        return int(np.prod(self.stored_shape, dtype=np.int64)) * np.dtype(self.stored_dtype).itemsize
 
 
 @dataclass(frozen=True)

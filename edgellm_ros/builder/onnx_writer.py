@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PAGE = 4096  # engines map the file: a weight that starts on a page needs no copy
 
 # numbers of onnx.TensorProto.DataType
-_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10}
+_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "int4": 22}
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ def _write_columns(path: Path, offset: int, stored: StoredTensor, band: np.ndarr
     """Put ``band`` beside the ``written`` bytes of bands before it, along the second axis of the tensor."""
     if offset + stored.size > path.stat().st_size or written + band.nbytes > stored.size:
         raise CheckpointError(f"tensor {stored.name!r} gave more bytes than its {stored.size}.")
-    view: np.ndarray = np.memmap(path, dtype=stored.dtype, mode="r+", offset=offset, shape=stored.shape)
-    first = written // (stored.shape[0] * view.itemsize)
+    view: np.ndarray = np.memmap(path, dtype=stored.stored_dtype, mode="r+", offset=offset, shape=stored.stored_shape)
+    first = written // (len(view) * view.itemsize)
     view[:, first : first + band.shape[1]] = band
 
 
@@ -122,7 +122,7 @@ def write_weights(graph: Graph, files: GraphFiles, path: Path, progress: Callabl
             written = [0] * len(parameter.tensors)
             for band in parameter.bands():
                 for index, (stored, array) in enumerate(zip(parameter.tensors, band, strict=True)):
-                    data = np.ascontiguousarray(array, dtype=stored.dtype)
+                    data = np.ascontiguousarray(array, dtype=stored.stored_dtype)
                     if parameter.axis == 0:
                         file.seek(files.offsets[stored.name] + written[index])
                         file.write(data.data)

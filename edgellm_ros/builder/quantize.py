@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..errors import CheckpointError
 from .weights import Weight
 
-BLOCK = 32
+BLOCK = 32  # of int8
+BLOCKS = (32, 64)  # of int4
+EIGHT_BITS = frozenset(("model.embed_tokens.weight", "lm_head.weight"))  # also where the rest has four: heads lose most
 
 
 @dataclass(frozen=True)
 class Precision:
-    """How matrices are stored; everything else is ``element``: weights of other kinds, activations and caches."""
+    """How matrices are stored; everything else is ``element``: weights of other kinds, activations and caches.
+
+    ``block`` weights along the columns share a scale.
+    """
 
     name: str
     bits: int  # 32 and 16: as elements
     block: int = BLOCK
+
+    def stored_bits(self, weight: str) -> int:
+        """Bits of a matrix by its name."""
+        return 8 if self.bits < 8 and weight in EIGHT_BITS else self.bits
 
     @property
     def element(self) -> str:
@@ -27,14 +36,25 @@ class Precision:
         return "float16" if self.bits == 16 else "float32"
 
 
-PRECISIONS = {row.name: row for row in (Precision("fp32", 32), Precision("fp16", 16), Precision("int8", 8))}
+PRECISIONS = {
+    row.name: row for row in (Precision("fp32", 32), Precision("fp16", 16), Precision("int8", 8), Precision("int4", 4))
+}
 
 
-def precision(name: str) -> Precision:
-    """:raises CheckpointError: unknown; the sentence lists those there are."""
+def precision(name: str, block: int | None = None) -> Precision:
+    """The precision of that name, with its usual block or another one.
+
+    :raises CheckpointError: unknown, or a block that it does not have; the sentence lists those there are.
+    """
     if name not in PRECISIONS:
         raise CheckpointError(f"precision is {name!r}; want one of {', '.join(PRECISIONS)}.")
-    return PRECISIONS[name]
+    found = PRECISIONS[name]
+    if block is None or block == found.block:
+        return found
+    if found.bits != 4 or block not in BLOCKS:
+        wanted = " or ".join(map(str, BLOCKS if found.bits == 4 else (found.block,)))
+        raise CheckpointError(f"block_size is {block!r}; {name} has blocks of {wanted}.")
+    return replace(found, block=block)
 
 
 def quantize_int8(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -33,11 +33,14 @@ class Weight:
         """Length of the first axis."""
         return self.shape[0]
 
-    def bands(self) -> Iterator[tuple[int, int]]:
-        """(start, stop) pairs that cover the rows, each of at most ``BAND_BYTES`` as float32."""
+    def bands(self, step: int = 1) -> Iterator[tuple[int, int]]:
+        """(start, stop) pairs that cover the rows, each of about ``BAND_BYTES`` at most as float32.
+
+        All but the last have a multiple of ``step`` rows.
+        """
         row_bytes = 4 * int(np.prod(self.shape[1:], dtype=np.int64))
-        step = max(1, BAND_BYTES // max(1, row_bytes))
-        return ((start, min(start + step, self.rows)) for start in range(0, self.rows, step))
+        count = step * max(1, BAND_BYTES // max(1, row_bytes) // step)
+        return ((start, min(start + count, self.rows)) for start in range(0, self.rows, count))
 
     def read_checked(self, start: int, stop: int) -> np.ndarray:
         """Rows as float32.

@@ -23,7 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "checkpoint", metavar="CHECKPOINT", help=f"Hugging Face folder, .gguf file, {' or '.join(WHEEL_MODELS)}"
     )
     parser.add_argument("output", metavar="OUT", help="engine directory to write")
-    parser.add_argument("--precision", default="fp32", help="fp32, fp16 (for a GPU) or int8 (default: %(default)s)")
+    parser.add_argument(
+        "--precision", default="fp32", help="fp32, fp16 (for a GPU), int8 or int4 (default: %(default)s)"
+    )
+    parser.add_argument("--block-size", type=int, help="weights of int4 that share a scale: 32 (default) or 64")
     parser.add_argument(
         "--lowering", default="onnxruntime", choices=list(LOWERINGS), help="engine library that runs it"
     )
@@ -123,6 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
             limits=limits,
             progress=progress,
             lowering=arguments.lowering,
+            block_size=arguments.block_size,
             random_seed=arguments.seed if arguments.random_weights else None,
         )
         if arguments.plan:

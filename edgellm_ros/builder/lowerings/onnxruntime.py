@@ -21,6 +21,7 @@ import numpy as np
 from ...errors import CheckpointError
 from ..graph import AttentionShape, Dimension, Graph, Parameter, StoredTensor, Value
 from ..quantize import BLOCK, int8_bands
+from ..quantize_int4 import quantize_uint4
 from ..weights import Weight
 from .base import BATCH, CAPACITY, declare_common_inputs, dimension, gather_positions, whole
 
@@ -35,7 +36,7 @@ class OnnxRuntimeLowering:
     name = "onnxruntime"
     opsets: Mapping[str, int] = {"": 23, MICROSOFT: 1}
     ir_version = 11
-    precisions: Sequence[str] = ("fp32", "fp16", "int8")
+    precisions: Sequence[str] = ("fp32", "fp16", "int8", "int4")
 
     def declare_inputs(self, graph: Graph, hidden_size: int, rope: Mapping[str, int]) -> Value:
         """See ``Lowering``."""
@@ -46,32 +47,32 @@ class OnnxRuntimeLowering:
 
     def linear(self, graph: Graph, x: Value, weight: Weight, bias: Weight | None) -> Value:
         """See ``Lowering``."""
-        if graph.precision.bits >= 16:
+        bits = graph.precision.stored_bits(weight.name)
+        if bits >= 16:
             (y,) = graph.node("FusedMatMul", [x, graph.parameter(weight)], domain=MICROSOFT, transB=1)
         else:
-            y = self._linear_int8(graph, x, weight)
+            y = self._quantised(graph, x, weight, bits)
         return y if bias is None else graph.add(y, graph.parameter(bias))
 
-    def _linear_int8(self, graph: Graph, x: Value, weight: Weight) -> Value:
+    def _quantised(self, graph: Graph, x: Value, weight: Weight, bits: int) -> Value:
         rows, columns = weight.shape
-        blocks = -(-columns // BLOCK)
-        integers = StoredTensor(f"{weight.name}.int8", "uint8", (rows, blocks, BLOCK))
-        scales = StoredTensor(f"{weight.name}.scale", "float32", (rows, blocks))
-
-        def bands() -> Iterator[tuple[np.ndarray, ...]]:
-            for values, scale in int8_bands(weight):
-                # stored with the operator's default zero point of 128
-                yield values.view(np.uint8) ^ np.uint8(0x80), scale
-
-        graph.parameters.append(Parameter(weight.name, (integers, scales), bands))
+        block = graph.precision.block if bits == 4 else BLOCK
+        blocks = -(-columns // block)
+        tensors = [
+            StoredTensor(f"{weight.name}.int{bits}", "uint8", (rows, blocks, block * bits // 8)),
+            StoredTensor(f"{weight.name}.scale", "float32", (rows, blocks)),
+        ]
+        if bits == 4:
+            tensors.append(StoredTensor(f"{weight.name}.zero", "uint8", (rows, -(-blocks // 2))))
+        graph.parameters.append(Parameter(weight.name, tuple(tensors), lambda: _bands(weight, bits, block)))
         return graph.node(
             "MatMulNBits",
-            [x, Value(integers.name), Value(scales.name)],
+            [x, *(Value(tensor.name) for tensor in tensors)],
             domain=MICROSOFT,
             K=columns,
             N=rows,
-            bits=8,
-            block_size=BLOCK,
+            bits=bits,
+            block_size=block,
             accuracy_level=4,
         )[0]
 
@@ -200,6 +201,16 @@ class OnnxRuntimeLowering:
     def gather_positions(self, graph: Graph, x: Value, index: Value) -> Value:
         """See ``Lowering``."""
         return gather_positions(graph, x, index)
+
+
+def _bands(weight: Weight, bits: int, block: int) -> Iterator[tuple[np.ndarray, ...]]:
+    """What ``MatMulNBits`` takes, band by band; eight bits have its own zero point of 128, four have theirs."""
+    if bits == 4:
+        for start, stop in weight.bands():
+            yield quantize_uint4(weight.read_checked(start, stop), block)
+        return
+    for integers, scale in int8_bands(weight):
+        yield integers.view(np.uint8) ^ np.uint8(0x80), scale
 
 
 def _ragged(graph: Graph) -> bool:

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..graph import AttentionShape, Dimension, Graph, Parameter, StoredTensor, Value
 from ..quantize import BLOCK, int8_bands
+from ..quantize_int4 import pack, quantize_int4
 from ..weights import Weight
 from .base import (
     BATCH,
@@ -38,7 +39,7 @@ class TensorRTLowering:
     name = "tensorrt"
     opsets: Mapping[str, int] = {"": 24}
     ir_version = 11
-    precisions: Sequence[str] = ("fp32", "fp16", "int8")
+    precisions: Sequence[str] = ("fp32", "fp16", "int8", "int4")
 
     def declare_inputs(self, graph: Graph, hidden_size: int, rope: Mapping[str, int]) -> Value:
         """See ``Lowering``."""
@@ -46,23 +47,32 @@ class TensorRTLowering:
 
     def linear(self, graph: Graph, x: Value, weight: Weight, bias: Weight | None) -> Value:
         """See ``Lowering``."""
-        matrix = graph.transposed_parameter(weight) if graph.precision.bits >= 16 else self._int8(graph, weight)
+        bits = graph.precision.stored_bits(weight.name)
+        matrix = graph.transposed_parameter(weight) if bits >= 16 else self._quantised(graph, weight, bits)
         (y,) = graph.node("MatMul", [x, matrix])
         return y if bias is None else graph.add(y, graph.parameter(bias))
 
-    def _int8(self, graph: Graph, weight: Weight) -> Value:
+    def _quantised(self, graph: Graph, weight: Weight, bits: int) -> Value:
         """[columns, rows], dequantised in blocks along the columns; symmetric, as the importer wants."""
         rows, columns = weight.shape
-        blocks = -(-columns // BLOCK)
-        integers = StoredTensor(f"{weight.name}.int8", "int8", (columns, rows))
+        if bits == 4 and rows % 2:
+            bits = 8  # two rows share a byte
+        block = graph.precision.block if bits == 4 else BLOCK
+        blocks = -(-columns // block)
+        integers = StoredTensor(f"{weight.name}.int{bits}", f"int{bits}", (columns, rows))
         scales = StoredTensor(f"{weight.name}.scale", "float32", (blocks, rows))
 
         def bands() -> Iterator[tuple[np.ndarray, ...]]:
-            for values, scale in int8_bands(weight):
-                yield values.reshape(len(values), -1)[:, :columns].T, scale.T
+            if bits == 8:
+                for values, scale in int8_bands(weight):
+                    yield values.reshape(len(values), -1)[:, :columns].T, scale.T
+                return
+            for start, stop in weight.bands(step=2):
+                values, scale = quantize_int4(weight.read_checked(start, stop), block)
+                yield pack(values.reshape(stop - start, -1)[:, :columns].T), scale.T
 
         graph.parameters.append(Parameter(weight.name, (integers, scales), bands, axis=1))
-        return graph.node("DequantizeLinear", [Value(integers.name), Value(scales.name)], axis=0, block_size=BLOCK)[0]
+        return graph.node("DequantizeLinear", [Value(integers.name), Value(scales.name)], axis=0, block_size=block)[0]
 
     def rms_norm(self, graph: Graph, x: Value, weight: Weight, epsilon: float) -> Value:
         """See ``Lowering``."""
