@@ -70,7 +70,7 @@ setup(
     maintainer_email="maintainers@edgellm-ros.example",
     license="Apache-2.0",
     packages=find_packages(include=[NAME, f"{NAME}.*"]),
-    package_data={NAME: ["py.typed"], f"{NAME}.backends.cuda": ["*.cu"], f"{NAME}.ros": ["*.yaml"]},
+    package_data={NAME: ["py.typed"], f"{NAME}.backends.cuda": ["*.cu", "*.cuh"], f"{NAME}.ros": ["*.yaml"]},
     data_files=data_files(),
     cmdclass={"build_py": BuildWithSharedFiles},
     zip_safe=False,

@@ -26,6 +26,8 @@ from edgellm_ros.runtime.executor import ModelExecutor
 from .measure import GREEDY, opened
 
 POSITIONS = 512
+# rows, chunk, capacity of the calls that the probe, a short prompt and a step make
+CALLS_OF_A_LIFE = ((1, 5, 16), (1, 3, 16), (1, 1, 16), (2, 1, 16), (1, 4, 256), (1, 1, 256))
 PROMPTS, TOKENS = 4, 64
 
 
@@ -129,16 +131,15 @@ def _lives(holder: Device, cycles: int, live: Callable[[], None]) -> float:
 
 
 def _bare_life(holder: Device, directory: Path) -> None:
-    """A session of ONNX Runtime alone, used as an engine uses it: what it leaves behind is not ours."""
+    """A session of ONNX Runtime alone, run with the shapes of a life: what it leaves behind is not ours."""
     recorder, kernels = Recorder(holder), Kernels(holder)
     engine = OnnxRuntimeEngine(holder, kernels, recorder, directory)
-    layout = engine.cache_layout
-    cache = CUDAKVCache(holder, kernels, layout, 1, 16, engine.caches.order)
-    engine.bind_cache(cache)
     shapes = {}
-    for chunk in (4, 1):
+    for rows, chunk, capacity in CALLS_OF_A_LIFE:
+        cache = CUDAKVCache(holder, kernels, engine.cache_layout, rows, capacity, engine.caches.order)
+        engine.bind_cache(cache)
         for name, spec in {**engine.inputs, **engine.outputs}.items():
-            free = iter((1, 1 if name in ("last_token_index", "logits") else chunk))
+            free = iter((rows, 1 if name in ("last_token_index", "logits") else chunk))
             shapes[name] = tuple(next(free) if size == -1 else size for size in spec.shape)
             size = math.prod(shapes[name]) * spec.dtype.numpy.itemsize
             engine.bind(name, CUDATensor(CUDAMemory(holder, size), shapes[name], spec.dtype))
@@ -151,8 +152,8 @@ def _bare_life(holder: Device, directory: Path) -> None:
 def check_leaks(directory: Path, library: str, cycles: int = 200, steps: int = 10_000) -> dict[str, float]:
     """Bytes that device memory grew by over cycles of creation and over steps.
 
-    One context is held open all the while, as another library in the process would. Sessions of ONNX Runtime leave
-    something behind each time; what as many bare ones leave is subtracted.
+    One context is held open all the while, as another library in the process would. A session of ONNX Runtime leaves
+    something behind for every shape of attention that it ran; what bare sessions leave is subtracted.
 
     :raises CheckError: it grew by more than a few blocks of the driver's own.
     """

@@ -81,7 +81,7 @@ def measure(directory: Path, library: str, *, own_graph: bool = False) -> StepTi
         executor.start_row(0, GREEDY, prompt)
         executor.prefill(0, prompt, 0)
         engine, shapes = executor._engine, engine_shapes(executor)
-        bucket = engine.length_bucket(CONTEXT + STEPS)
+        bucket = engine.length_bucket(CONTEXT)
         alone = backend.capture("engine alone", lambda: engine.run(shapes, 0, bucket))
         first = CONTEXT - STEPS // 2
         waiting = _count_waiting(backend)

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-chat-template", action="store_true", help="take the prompt as it is")
     parser.add_argument("--logprobs", type=int, default=0, metavar="K", help="with --json: K most likely of each token")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="of the engine; 0: all physical cores")
-    parser.add_argument("--backend", default="auto", help="auto, onnxruntime or fake")
+    parser.add_argument("--backend", default="auto", help="auto, onnxruntime, onnxruntime_cuda, tensorrt or fake")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead")
 
 

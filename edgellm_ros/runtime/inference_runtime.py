@@ -141,6 +141,7 @@ class LLMInferenceRuntime:
             "model": self.config.model,
             "engine_directory": str(self.rank.directory.path),
             "backend": self.rank.backend.name,
+            "backends_passed_over": list(self.rank.passed_over),
             "lowering": self.manifest.lowering,
             "precision": self.manifest.precision,
             "source": self.manifest.source,

@@ -79,8 +79,9 @@ class LLMRankRuntime:
         if chat_template is not None:
             self.tokenizer.chat_template = chat_template
         self._owns_backend = backend is None or isinstance(backend, str)
+        self.passed_over: list[str] = []  # backends that "auto" tried before the one it took, and why not
         self._backend: Backend = (
-            open_backend(backend or "auto", threads=threads, directory=self._directory)
+            open_backend(backend or "auto", threads=threads, directory=self._directory, passed_over=self.passed_over)
             if backend is None or isinstance(backend, str)
             else backend
         )

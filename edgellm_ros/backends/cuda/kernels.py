@@ -31,11 +31,12 @@ SIGNATURES = {
     "sampling.cu": {
         "adjust_logits": "PTRSi",
         "weigh": "PTRSi",
-        "pick": "PTRSiPPPi",
         "mark_prompt": "PPii",
         "set_bias": "PPPi",
     },
+    "pick.cu": {"pick": "PTRSiPPPi"},
 }
+_BEFORE = {"sampling.cu": "sampling.cuh", "pick.cu": "sampling.cuh"}  # what is compiled in front of a source
 # ``struct`` code, bytes and alignment of an argument
 _ARGUMENTS = {
     "P": ("Q", 8, 8), "i": ("i", 4, 4), "f": ("f", 4, 4),
@@ -171,7 +172,8 @@ class Kernels:
         return Kernel(self._device, function, SIGNATURES[file][name])
 
     def _binary(self, file: str) -> bytes:
-        source = (Path(__file__).parent / file).read_text(encoding="utf-8")
+        names = [_BEFORE[file], file] if file in _BEFORE else [file]
+        source = "\n".join((Path(__file__).parent / name).read_text(encoding="utf-8") for name in names)
         self._compiler = self._compiler or Compiler()
         compiler, architecture = self._compiler, self._device.architecture
         key = KernelCache.key(source, architecture, OPTIONS, compiler.version)
