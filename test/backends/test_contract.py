@@ -161,7 +161,10 @@ def test_the_same_history_gives_the_same_answer_twice(driver: BackendDriver) -> 
 
 @SHARED
 @given(piece=st.integers(1, 8), row=st.integers(0, 3))
-def test_a_prompt_in_chunks_in_any_row_gives_what_it_gives_at_once(driver: BackendDriver, piece: int, row: int) -> None:
+def test_a_prompt_in_chunks_in_any_row_gives_what_it_gives_at_once(
+    exact_driver: BackendDriver, piece: int, row: int
+) -> None:
+    driver = exact_driver
     wanted = driver.answer(PROMPT, 8)
     first = driver.start(row, PROMPT, piece=piece)
     assert [first, *driver.advance([first], 7, row)[0]] == wanted
@@ -173,8 +176,9 @@ def test_a_prompt_in_chunks_in_any_row_gives_what_it_gives_at_once(driver: Backe
     split=st.integers(1, 11),
 )
 def test_ragged_rows_in_one_call_answer_as_each_alone(
-    driver: BackendDriver, prompts: list[list[int]], split: int
+    exact_driver: BackendDriver, prompts: list[list[int]], split: int
 ) -> None:
+    driver = exact_driver
     wanted = [driver.answer(prompt, 4) for prompt in prompts]
     rows = list(range(len(prompts)))
     for row, prompt in zip(rows, prompts, strict=True):
