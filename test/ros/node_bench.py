@@ -22,6 +22,7 @@ from edgellm_ros.ros.client import PromptClient, pairs
 from edgellm_ros.ros.lifecycle_node import EdgeLLMNode
 
 DEADLINE = 10.0
+DISCOVERY_DEADLINE = 60.0  # a lost announcement is repeated only after seconds, and a busy machine loses several
 FAKE = {"engine.backend": "fake", "engine.memory_reserve_mb": 0}
 _SERVICES = {
     "edgellm/change_state": ChangeState,
@@ -113,7 +114,7 @@ class NodeBench:
     def call(self, kind: Any, name: str, request: Any, deadline: float = DEADLINE) -> Any:
         """The response of a service, asked by the client."""
         client = self._services[name]
-        assert isinstance(request, kind.Request) and client.wait_for_service(DEADLINE), name
+        assert isinstance(request, kind.Request) and client.wait_for_service(DISCOVERY_DEADLINE), name
         future = client.call_async(request)
         self.wait(future.done, f"{name} answers", deadline)
         return future.result()
