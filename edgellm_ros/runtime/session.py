@@ -85,6 +85,7 @@ class GenerationSession:
             return False
         # A row that ended between steps leaves now: its consumer hears of it before the step, and the step is cheaper.
         self._evict()
+        self._begin_prompt()
         decoding = context.sequences[: context.decoding_count]
         if decoding:
             self._decode(decoding)
@@ -93,7 +94,18 @@ class GenerationSession:
         if context.prefilling:
             self._prefill_chunk(context.prefilling[0])
             self._evict()
+        self._admission.reuse.keep_prompts(context)
         return True
+
+    def _begin_prompt(self) -> None:
+        """Have what is known of the next prompt copied into its row."""
+        context = self._context
+        while context.prefilling:
+            sequence = context.prefilling[0]
+            if self._admission.reuse.begin(sequence, context.sequences.index(sequence)):
+                return
+            sequence.emit()
+            self._evict()
 
     def _decode(self, decoding: list[Sequence]) -> None:
         metrics = self._admission.generation_metrics
