@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from ..errors import Refusal
+from .guide_grammar import Guide
 from .request import (
     FinishReason,
     LLMGenerationRequest,
@@ -39,6 +40,7 @@ class SlotSeed:
     stop_strings: tuple[str, ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     ignore_eos: bool = False
+    guided_decoding: Guide | None = None
     skip_special_tokens: bool = True
     enable_thinking: bool = False
     num_logprobs: int = 0

@@ -146,6 +146,10 @@ class ModelExecutor:
         self.cache.copy_row(source, destination, length)
         self._sampler.move_row(source, destination)
 
+    def set_mask(self, row: int, allowed: np.ndarray) -> None:
+        """Allow a row only these tokens, int32 [ceil(V/32)], until another mask; it moves with the row."""
+        self._sampler.set_mask(row, allowed)
+
     def logprobs(self, index: int, count: int) -> list[tuple[int, float]]:
         """The chosen token, then the ``count`` most likely of the last draw, as (id, natural log)."""
         return self._sampler.logprobs(index, count)

@@ -108,6 +108,7 @@ def make_seed(request: LLMGenerationRequest, index: int, original_index: int, qu
         stop_strings=item.stop_strings,
         logit_bias=dict(item.logit_bias),
         ignore_eos=item.ignore_eos,
+        guided_decoding=item.guided_decoding,
         skip_special_tokens=request.skip_special_tokens,
         enable_thinking=request.enable_thinking,
         num_logprobs=request.num_logprobs,

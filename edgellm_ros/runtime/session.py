@@ -111,7 +111,8 @@ class GenerationSession:
         metrics.steps += 1
         metrics.seconds += now - start
         for sequence, gained in zip(decoding, accepted, strict=True):
-            self._accept(sequence, gained, now)
+            if not sequence.finished:  # its guide could not go on
+                self._accept(sequence, gained, now)
             sequence.emit()
 
     def _prefill_chunk(self, sequence: Sequence) -> None:

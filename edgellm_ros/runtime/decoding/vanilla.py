@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 
 from ..executor import NOT_FINITE, ModelExecutor
+from ..guided import apply_guides
 from ..request import TokenLogprob
 from ..sequence import Sequence
 from ..tokenizer import Tokenizer
@@ -25,12 +26,14 @@ class VanillaDecoding:
 
     def prefill_chunk(self, sequence: Sequence, row: int) -> Accepted | None:
         """See ``DecodingStrategy``."""
+        apply_guides(self._executor, (sequence,), row)
         done, token_id = self._executor.prefill(row, sequence.token_ids, sequence.committed_length)
         sequence.committed_length = done
         return None if token_id is None else self._accepted(sequence, token_id, 0)
 
     def decode_step(self, sequences: Items[Sequence]) -> list[Accepted]:
         """See ``DecodingStrategy``."""
+        apply_guides(self._executor, sequences)
         token_ids = self._executor.decode(
             [sequence.token_ids[-1] for sequence in sequences], [sequence.committed_length for sequence in sequences]
         )
