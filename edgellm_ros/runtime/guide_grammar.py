@@ -50,10 +50,9 @@ class Guide:
         if size > MAX_GUIDE_BYTES:
             raise bad_guide(f"the guide has {size} bytes; want at most {MAX_GUIDE_BYTES}.")
         if bool(self.text.strip()) == (self.kind is GuideKind.JSON_OBJECT):
-            wanted = "no text with it" if self.kind is GuideKind.JSON_OBJECT else "its text"
-            raise bad_guide(
-                f"the guide {self.kind.value} came {'with a' if self.text else 'without'} text; want {wanted}."
-            )
+            if self.kind is GuideKind.JSON_OBJECT:
+                raise bad_guide("the guide json_object came with a text; leave it empty, or call it json_schema.")
+            raise bad_guide(f"the guide {self.kind.value} has an empty text; write what the answer must look like.")
 
     @classmethod
     def json_schema(cls, schema: Any) -> Guide:
@@ -125,8 +124,10 @@ def _lark(text: str) -> str:
 
     try:
         return str(any_to_lark(text))
-    except Exception as error:
-        raise bad_guide(f"the EBNF guide cannot be read: {_one_line(str(error))}; correct it.") from None
+    except Exception as error:  # its converter raises whatever it meets
+        reason = _one_line(str(error))
+        place = "" if " at line " in reason else _find(text, _name_in(reason))
+        raise bad_guide(f"the ebnf guide is wrong{place}: {reason}; correct it.") from None
 
 
 def _choice(text: str) -> str:
@@ -172,20 +173,35 @@ _QUOTED = re.compile(r"[\"']([^\"']+)[\"']|: ([\w-]+)$")
 
 
 def complaint(guide: Guide, message: str) -> RequestError:
-    """llguidance's words about a guide as one sentence with the place where it is wrong."""
+    """The words of llguidance about a guide as one sentence with the place where it is wrong."""
     regex = _REGEX_ERROR.search(message)
     if regex is not None:
         pattern, indent, reason = regex.groups()
         column = len(indent) - 4 + 1
-        where = f"at character {column}" if guide.kind is GuideKind.REGEX else f"at character {column} of {pattern!r}"
-        return _refused(guide, where, reason)
+        if guide.kind is GuideKind.REGEX:
+            return _refused(guide, f" at character {_before_escaping(guide.text, column)}", reason)
+        return _refused(guide, f" at character {column} of {pattern!r}", reason)
     place = _PLACE.match(message)
     if place is not None and guide.kind is GuideKind.EBNF and "::=" not in guide.text:
         line, column_text, reason = place.groups()
-        return _refused(guide, f"at line {line}, column {column_text}", reason)
+        return _refused(guide, f" at line {line}, column {column_text}", reason)
     reason = place.group(3) if place is not None else message
-    name = _QUOTED.search(_first_line(reason))
-    return _refused(guide, _find(guide.text, (name.group(1) or name.group(2)) if name else ""), reason)
+    return _refused(guide, _find(guide.text, _name_in(reason)), reason)
+
+
+def _before_escaping(text: str, column: int) -> int:
+    """The place of a character that llguidance counts after it wrote line breaks as two characters."""
+    seen = 0
+    for place, character in enumerate(text, 1):
+        seen += 2 if character == "\n" else 1
+        if seen >= column:
+            return place
+    return len(text)
+
+
+def _name_in(reason: str) -> str:
+    found = _QUOTED.search(_first_line(reason))
+    return (found.group(1) or found.group(2)) if found else ""
 
 
 def _find(text: str, name: str) -> str:
@@ -194,12 +210,11 @@ def _find(text: str, name: str) -> str:
     if found is None:
         return ""
     before = text[: found.start()]
-    return f"at line {before.count(chr(10)) + 1}, column {found.start() - before.rfind(chr(10))}"
+    return f" at line {before.count(chr(10)) + 1}, column {found.start() - before.rfind(chr(10))}"
 
 
 def _refused(guide: Guide, where: str, reason: str) -> RequestError:
-    place = f" {where}" if where else ""
-    return bad_guide(f"the {guide.kind.value} guide is wrong{place}: {_first_line(reason)}; correct it.")
+    return bad_guide(f"the {guide.kind.value} guide is wrong{where}: {_first_line(reason)}; correct it.")
 
 
 def _first_line(text: str) -> str:

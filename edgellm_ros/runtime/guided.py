@@ -10,10 +10,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..backends.base import Sampler
 from ..errors import RequestError
 from .guide_grammar import Guide, bad_guide, complaint, grammar_of, guidance_library
 from .reasoning import ReasoningRules, ReasoningState
@@ -174,15 +175,7 @@ def _set_bits(mask: np.ndarray, token_ids: Items[int], value: bool) -> None:
             words[token_id // 32] &= ~bit
 
 
-class MaskSink(Protocol):
-    """Whose draws are restricted; ``ModelExecutor``."""
-
-    def set_mask(self, row: int, allowed: np.ndarray) -> None:
-        """Allow a row only these tokens until another mask."""
-        ...
-
-
-def apply_guides(sink: MaskSink, sequences: Iterable[Sequence], first_row: int = 0) -> None:
+def apply_guides(sampler: Sampler, sequences: Iterable[Sequence], first_row: int = 0) -> None:
     """Before a step of ``sequences``, which sit in rows from ``first_row`` on: hand over the masks that changed.
 
     A sequence whose guide cannot go on ends in ERROR and keeps what it has; its row still takes part in the step.
@@ -196,4 +189,4 @@ def apply_guides(sink: MaskSink, sequences: Iterable[Sequence], first_row: int =
             sequence.fail(error.refusal)
             continue
         if mask is not None:
-            sink.set_mask(row, mask)
+            sampler.set_mask(row, mask)

@@ -26,14 +26,14 @@ class VanillaDecoding:
 
     def prefill_chunk(self, sequence: Sequence, row: int) -> Accepted | None:
         """See ``DecodingStrategy``."""
-        apply_guides(self._executor, (sequence,), row)
+        apply_guides(self._executor.sampler, (sequence,), row)
         done, token_id = self._executor.prefill(row, sequence.token_ids, sequence.committed_length)
         sequence.committed_length = done
         return None if token_id is None else self._accepted(sequence, token_id, 0)
 
     def decode_step(self, sequences: Items[Sequence]) -> list[Accepted]:
         """See ``DecodingStrategy``."""
-        apply_guides(self._executor, sequences)
+        apply_guides(self._executor.sampler, sequences)
         token_ids = self._executor.decode(
             [sequence.token_ids[-1] for sequence in sequences], [sequence.committed_length for sequence in sequences]
         )
