@@ -10,7 +10,8 @@ from .generation import SteppedGeneration
 from .handle import RequestHandle, unstarted_response
 from .inference_runtime import LLMInferenceRuntime
 from .request import FinishReason, LLMGenerationRequest, LLMGenerationResponse
-from .session import GenerationSession, append_result
+from .results import append_result
+from .session import GenerationSession
 
 
 class EndHandle(Protocol):

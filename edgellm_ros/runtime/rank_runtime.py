@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,12 @@ from .admission import Admission
 from .boundary import BoundaryHook
 from .decoding.vanilla import VanillaDecoding
 from .executor import ModelExecutor
+from .founding import prefill_founders, seat_founders
 from .generation import GenerationContext, InProgressGuard, RankLostError, SteppedGeneration, TokenBroadcastFn
 from .metrics import LLMGenerationMetrics, LLMPrefillMetrics
 from .request import LLMGenerationRequest, LLMGenerationResponse
-from .session import GenerationSession, append_result
+from .results import append_result
+from .session import GenerationSession
 from .tokenizer import Tokenizer
 
 
@@ -244,8 +245,8 @@ class LLMRankRuntime:
             if output_thinker_embeddings:
                 raise RequestError("this engine has no hidden-state output; leave output_thinker_embeddings off.",
                                    RefusalCode.UNSUPPORTED)  # fmt: skip
-            self._seat_founders(generation, request, founder_request_id, queued)
-            self._prefill_founders(generation)
+            seat_founders(generation.context, self.admission, request, founder_request_id, queued)
+            prefill_founders(generation.context, self.admission)
         except InputTooLongError as error:
             self.last_refusal = error.refusal
             generation.close(error.refusal)
@@ -258,32 +259,6 @@ class LLMRankRuntime:
             generation.close(Refusal(RefusalCode.ENGINE_FAILED, f"the runtime failed: {error}"))
             raise
         return generation
-
-    def _seat_founders(
-        self, generation: SteppedGeneration, request: LLMGenerationRequest, founder_request_id: int, queued: float
-    ) -> None:
-        count = len(request.requests)
-        if founder_request_id and count != 1:
-            raise MisuseError(f"founder_request_id is given with {count} sequences; want one.")
-        seeds = [self.admission.make_checked_seed(request, index, index, queued) for index in range(max(1, count))]
-        sequences = [self.admission.new_sequence(seed, founder_request_id or seed.original_index + 1) for seed in seeds]
-        for row, sequence in enumerate(sequences):
-            self.admission.seat(sequence, row)
-        generation.context.sequences.extend(sequences)
-        for sequence in sequences:
-            sequence.attach()
-
-    def _prefill_founders(self, generation: SteppedGeneration) -> None:
-        context = generation.context
-        now = time.monotonic()
-        for sequence in context.sequences:
-            sequence.start(now, 0)
-        for row, sequence in enumerate(context.sequences):
-            while not sequence.finished and sequence.first is None:
-                if context.token_broadcast is None:  # several ranks decide together, in prime_from_prefill
-                    sequence.check_interrupts(time.monotonic())
-                if not sequence.finished:
-                    sequence.first = self.admission.prefill_chunk(context, sequence, row)
 
     def finish_generation(
         self, generation: SteppedGeneration, request: LLMGenerationRequest, response: LLMGenerationResponse

@@ -11,9 +11,9 @@ from .boundary import AdmitDecision, BatchResult, SlotSeed
 from .decoding.strategy import Accepted
 from .generation import GenerationContext, RankLostError, SteppedGeneration
 from .request import FinishReason, LLMGenerationRequest, LLMGenerationResponse
+from .results import append_result
+from .rows import evict_finished
 from .sequence import Sequence
-from .streaming import TextStream
-from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .rank_runtime import LLMRankRuntime
@@ -157,35 +157,7 @@ class GenerationSession:
         return True
 
     def _evict(self) -> None:
-        """File the rows that have ended and close the holes: the last decoding row, then the waiting rows in order."""
-        context = self._context
-        for row in range(len(context.sequences) - 1, -1, -1):
-            sequence = context.sequences[row]
-            if not sequence.finished:
-                continue
-            decoding = context.decoding_count
-            self._file(sequence)
-            hole = row
-            if sequence in context.prefilling:
-                context.prefilling.remove(sequence)
-            elif row < decoding:
-                hole = decoding - 1
-                self._move(hole, row)
-            for source in range(hole + 1, len(context.sequences)):
-                self._move(source, source - 1)
-            context.sequences.pop()
-
-    def _move(self, source: int, destination: int) -> None:
-        if source == destination:
-            return
-        sequence = self._context.sequences[source]
-        self._admission.executor.move_row(source, destination, sequence.committed_length)
-        self._context.sequences[destination] = sequence
-
-    def _file(self, sequence: Sequence) -> None:
-        result = sequence.result(self._context.generation_round)
-        self._admission.record(result)
-        self._context.completed[result.original_index] = result
+        evict_finished(self._context, self._admission)
 
     # -- the boundary ------------------------------------------------------------------------------------------
 
@@ -247,23 +219,3 @@ class GenerationSession:
         response = LLMGenerationResponse()
         append_result(response, result, self._admission.tokenizer, stop_strings)
         return response
-
-
-def append_result(
-    response: LLMGenerationResponse, result: BatchResult, tokenizer: Tokenizer, stop_strings: Items[str] = ()
-) -> None:
-    """Add one sequence to a response; its text is read now where it was not while it ran."""
-    text, reason = result.text, result.finish_reason
-    if text is None:
-        stream = TextStream(stop_strings, tokenizer.strips_leading_space)
-        parts = [stream.feed(tokenizer.token_bytes(token, result.skip_special_tokens)) for token in result.output_ids]
-        text = "".join([*parts, stream.finish()])
-        if stream.stopped and reason in (FinishReason.END_ID, FinishReason.LENGTH):
-            reason = FinishReason.STOP_WORDS
-    response.output_ids.append(result.output_ids)
-    response.output_texts.append(text)
-    response.logprobs.append([list(candidates) for candidates in result.logprobs])
-    response.finish_reasons.append(reason)
-    response.input_token_counts.append(len(result.raw_input_ids))
-    response.times.append(result.times)
-    response.messages.append(result.refusal.message if result.refusal else "")
