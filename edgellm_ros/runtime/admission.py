@@ -83,14 +83,16 @@ class Admission:
         """Give a sequence its sampling state in a row."""
         self.executor.start_row(row, sequence.sampling_row(), sequence.seed.prompt_ids)
 
-    def prefill_chunk(self, context: GenerationContext, sequence: Sequence, row: int) -> Accepted | None:
-        """One chunk of a prompt; a failing engine ends that sequence alone.
+    def prefill_chunk(
+        self, context: GenerationContext, sequence: Sequence, row: int, *, joining: bool = False
+    ) -> Accepted | None:
+        """One chunk of a prompt; a failing engine ends that sequence alone. ``joining``: other rows wait meanwhile.
 
         :raises RankLostError: a rank is gone.
         """
         start = time.monotonic()
         try:
-            accepted = self.strategy.prefill_chunk(sequence, row)
+            accepted = self.strategy.prefill_chunk(sequence, row, joining=joining)
             return None if accepted is None else context.agree([accepted])[0]
         except RankLostError:
             raise

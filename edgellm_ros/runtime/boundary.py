@@ -37,6 +37,7 @@ class SlotSeed:
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     sampling_seed: int = 0
     max_generate_length: int = 256
+    lora_weights_name: str = ""  # adapter; empty: none
     stop_strings: tuple[str, ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     ignore_eos: bool = False

@@ -187,6 +187,7 @@ def apply_guides(sampler: Sampler, sequences: Iterable[Sequence], first_row: int
             mask = sequence.guide.take_mask()
         except RequestError as error:
             sequence.fail(error.refusal)
+            sequence.emit()
             continue
         if mask is not None:
             sampler.set_mask(row, mask)

@@ -113,6 +113,7 @@ class Request:
     sampling: SamplingParameters | None = None
     max_generate_length: int | None = None
     sampling_seed: int | None = None
+    lora_weights_name: str | None = None
     stop_strings: tuple[str, ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     ignore_eos: bool = False
