@@ -23,6 +23,7 @@ class RefusalCode(str, Enum):
     NO_CAPACITY = "no_capacity"  # retry when a row is free
     SPECIAL_TOKENS = "special_tokens"  # control tokens in user text where the policy is to reject them
     BAD_CHANNEL = "bad_channel"  # a stream channel is finished, attached already, or their number is wrong
+    BAD_GUIDE = "bad_guide"  # a guide that does not compile, or cannot go on
     UNKNOWN_ADAPTER = "unknown_adapter"
     UNSUPPORTED = "unsupported"  # this engine or build cannot do what was asked
     QUEUE_FULL = "queue_full"

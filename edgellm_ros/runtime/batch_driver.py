@@ -42,6 +42,7 @@ class BatchDriver:
         self._end = end
         self._generation: SteppedGeneration | None = None
         self._session: GenerationSession | None = None
+        self.founder = LLMGenerationRequest()  # the request that opened the batch
         self.residents: dict[int, RequestHandle] = {}
 
     @property
@@ -56,6 +57,7 @@ class BatchDriver:
 
     def found(self, handle: RequestHandle) -> None:
         """Start a batch: run the prompt, deliver the first token."""
+        self.founder = handle.prepared
         rank = self._runtime.rank
         try:
             generation = rank.begin_generation(

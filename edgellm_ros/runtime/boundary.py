@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from ..errors import Refusal
+from .guide_grammar import Guide
 from .request import (
     FinishReason,
     LLMGenerationRequest,
@@ -36,9 +37,11 @@ class SlotSeed:
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     sampling_seed: int = 0
     max_generate_length: int = 256
+    lora_weights_name: str = ""  # adapter; empty: none
     stop_strings: tuple[str, ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     ignore_eos: bool = False
+    guided_decoding: Guide | None = None
     skip_special_tokens: bool = True
     enable_thinking: bool = False
     num_logprobs: int = 0

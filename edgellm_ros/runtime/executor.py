@@ -24,20 +24,30 @@ WARM_UP_LENGTH = 32  # tokens; enough to touch every kernel of a prefill, a frac
 class ModelExecutor:
     """Runs prefill chunks and decode steps of one engine directory. One thread uses it.
 
-    ``prefill_chunk`` is the most prompt tokens of one engine call, ``score_chunk`` the most positions of which
-    ``score`` returns the logits at a time (0: it is not used, and takes no memory).
+    ``prefill_chunk`` is the most prompt tokens of one engine call, ``join_chunk`` the same while other rows decode.
+    ``mixed_positions`` is the most positions (rows times the longest chunk) of a call that holds both; None takes the
+    engine's own measure, and an engine that cannot has none. ``score_chunk`` is the most positions of which ``score``
+    returns the logits at a time (0: it is not used, and takes no memory).
 
     :raises EngineDirectoryError: the graph wants an input that this version does not know.
     :raises BackendError: the engine does not load, or there is not enough memory.
     """
 
     def __init__(
-        self, directory: EngineDirectory, backend: Backend, *, prefill_chunk: int = 256, score_chunk: int = 0
+        self,
+        directory: EngineDirectory,
+        backend: Backend,
+        *,
+        prefill_chunk: int = 256,
+        join_chunk: int = 64,
+        mixed_positions: int | None = None,
+        score_chunk: int = 0,
     ) -> None:
         config = directory.config
         self.limits = config.limits
         self.vocab_size = config.vocab_size
         self.prefill_chunk = min(prefill_chunk, config.limits.max_input_len)
+        self.join_chunk = min(join_chunk, self.prefill_chunk)
         self.score_chunk = min(score_chunk, self.prefill_chunk)
         self.observer: StepObserver | None = None
         self._backend = backend
@@ -48,7 +58,11 @@ class ModelExecutor:
         self.engine.bind_cache(self.cache)
         self.sampler = backend.allocate_sampler(self.limits.max_batch_size, self.vocab_size)
         rows = self.limits.max_batch_size
-        positions = max(rows, self.prefill_chunk)
+        capabilities = self.engine.capabilities
+        if mixed_positions is None:
+            mixed_positions = capabilities.mixed_positions
+        self.mixed_positions = mixed_positions if capabilities.mixed_positions else 0
+        positions = max(rows, self.prefill_chunk, self.mixed_positions)
         self.tensors = EngineTensors(
             backend, self.engine, config, positions=positions, rows=rows, wanted=max(rows, self.score_chunk)
         )
@@ -77,12 +91,16 @@ class ModelExecutor:
 
     # -- steps -------------------------------------------------------------------------------------------------
 
-    def prefill(self, row: int, prompt_ids: Sequence[int], start: int) -> tuple[int, int | None]:
+    def prefill(
+        self, row: int, prompt_ids: Sequence[int], start: int, *, joining: bool = False
+    ) -> tuple[int, int | None]:
         """One chunk of a prompt from position ``start``; returns (positions cached now, first id after the last chunk).
+
+        ``joining``: other rows wait for their next token meanwhile.
 
         :raises BackendError: the engine failed or was abandoned by the observer.
         """
-        end = min(start + self.prefill_chunk, len(prompt_ids))
+        end = min(start + (self.join_chunk if joining else self.prefill_chunk), len(prompt_ids))
         chunk = self._padded(end - start, start)
         call = self.calls.get(1, chunk, row, start + chunk)
         with EngineWork(self.observer):
@@ -142,6 +160,42 @@ class ModelExecutor:
             sampled: list[int] = self._backend.read_async(call.sampled).wait().tolist()
         self._standing = (sampled, [length + 1 for length in past_lengths])
         return list(sampled)
+
+    def mixes(self, decoding: int, prompt_ids: Sequence[int], start: int) -> bool:
+        """Whether the next chunk of a joiner goes into one call with ``decoding`` rows."""
+        count = min(self.join_chunk, len(prompt_ids) - start)
+        return (decoding + 1) * _bucket(count) <= self.mixed_positions
+
+    def decode_and_prefill(
+        self, token_ids: Sequence[int], past_lengths: Sequence[int], prompt_ids: Sequence[int], start: int
+    ) -> tuple[list[int], int, int | None]:
+        """``decode`` of rows 0..B-1 and ``prefill`` of row B in one call, right padded: what both return.
+
+        :raises BackendError: the engine failed or was abandoned by the observer.
+        """
+        decoding = len(token_ids)
+        end = min(start + self.join_chunk, len(prompt_ids))
+        chunk, batch = _bucket(end - start), decoding + 1
+        call = self.calls.get(batch, chunk, 0, max(*past_lengths, start) + chunk)
+        sampled_rows = batch if end == len(prompt_ids) else decoding
+        self._standing = None
+        tokens, positions = self._host[:2, : batch * chunk].reshape(2, batch, chunk)
+        tokens[:decoding] = np.asarray(token_ids, np.int32)[:, None]
+        tokens[decoding, : end - start] = prompt_ids[start:end]
+        tokens[decoding, end - start :] = prompt_ids[end - 1]
+        past, query, last = self._host[2:, :batch]
+        past[:] = (*past_lengths, start)
+        query[:] = 1
+        query[decoding] = end - start
+        last[:] = query - 1
+        positions[:] = past[:, None] + np.arange(chunk, dtype=np.int32)
+        with EngineWork(self.observer):
+            call.write(tokens, positions, past, query, last.reshape(batch, 1))
+            call.run()
+            logits, sampled = (view.prefix((sampled_rows, *view.shape[1:])) for view in (call.logits, call.sampled))
+            self.sampler.sample(logits, range(sampled_rows), sampled)
+            ids: list[int] = self._backend.read_async(sampled).wait().tolist()
+        return ids[:decoding], end, ids[decoding] if sampled_rows == batch else None
 
     def _write(
         self,

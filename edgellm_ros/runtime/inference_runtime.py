@@ -22,7 +22,8 @@ class LLMInferenceRuntime:
     """Renders and tokenises a request once and runs it. One thread at a time; ``prepare`` may run on any.
 
     ``backend`` is a name ("auto" takes what the engine directory was built for) or an open backend, which then stays
-    the caller's. ``threads`` is for the engine's own work, 0 for all physical cores.
+    the caller's. ``threads`` is for the engine's own work, 0 for all physical cores; the other numbers are explained
+    at ``LLMRankRuntime``.
 
     :raises EngineDirectoryError: the directory fails a check.
     :raises BackendError: the device or engine library fails, or cannot run this directory.
@@ -35,9 +36,18 @@ class LLMInferenceRuntime:
         backend: str | Backend = "auto",
         threads: int = 0,
         prefill_chunk: int = 256,
+        join_chunk: int = 64,
+        mixed_positions: int | None = None,
     ) -> None:
         start = time.monotonic()
-        self.rank = LLMRankRuntime(engine_dir, backend=backend, threads=threads, prefill_chunk=prefill_chunk)
+        self.rank = LLMRankRuntime(
+            engine_dir,
+            backend=backend,
+            threads=threads,
+            prefill_chunk=prefill_chunk,
+            join_chunk=join_chunk,
+            mixed_positions=mixed_positions,
+        )
         self.last_refusal: Refusal | None = None
         self._load_seconds = time.monotonic() - start
 
@@ -150,6 +160,8 @@ class LLMInferenceRuntime:
             "max_input_len": limits.max_input_len,
             "max_kv_cache_capacity": limits.max_kv_cache_capacity,
             "prefill_chunk": self.rank.executor.prefill_chunk,
+            "join_chunk": self.rank.executor.join_chunk,
+            "mixed_positions": self.rank.executor.mixed_positions,
             "chat_template": self.tokenizer.chat_template is not None,
             "load_seconds": self._load_seconds,
             "memory": dict(self.rank.backend.memory()),

@@ -53,6 +53,7 @@ class RequestEngineMetrics:
     failed: int = 0
     step_timeouts: int = 0
     admitted_mid_flight: int = 0
+    stalls_incompatible: int = 0
     stalls_no_capacity: int = 0
     queue_latency_count: int = 0
     queue_latency_total: float = 0.0  # s

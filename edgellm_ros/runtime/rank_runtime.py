@@ -36,7 +36,9 @@ class LLMRankRuntime:
 
     Refusals return None or False and leave ``last_refusal``; prompts that are too long and misuse raise.
     ``threads`` (0: all physical cores) is for the engine's own work; ``prefill_chunk`` is the most prompt tokens of
-    one engine call, between which cancellation and deadlines are looked at.
+    one engine call, between which cancellation and deadlines are looked at; ``join_chunk`` is the same for a prompt
+    that joins rows which decode: they wait for one such chunk a step at most. ``mixed_positions`` is the most positions
+    (rows times the longest chunk) of one call that holds both; None takes what was measured for the backend.
 
     :raises EngineDirectoryError: the directory fails a check.
     :raises BackendError: the device or engine library fails, or cannot run this directory.
@@ -59,6 +61,8 @@ class LLMRankRuntime:
         backend: Backend | str | None = None,
         threads: int = 0,
         prefill_chunk: int = 256,
+        join_chunk: int = 64,
+        mixed_positions: int | None = None,
     ) -> None:
         for name, value in (
             ("multimodal_engine_dir", multimodal_engine_dir),
@@ -72,9 +76,11 @@ class LLMRankRuntime:
             if value:
                 raise EdgeLLMError(f"{name} is given, but this engine serves text alone; leave it out.",
                                    RefusalCode.UNSUPPORTED)  # fmt: skip
-        if not isinstance(prefill_chunk, int) or isinstance(prefill_chunk, bool) or prefill_chunk < 1:
-            raise EdgeLLMError(f"prefill_chunk is {prefill_chunk!r}; want a whole number of at least 1.",
-                               RefusalCode.BAD_PARAMETER)  # fmt: skip
+        for name, value, least in (("prefill_chunk", prefill_chunk, 1), ("join_chunk", join_chunk, 1),
+                                   ("mixed_positions", mixed_positions or 0, 0)):  # fmt: skip
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise EdgeLLMError(f"{name} is {value!r}; want a whole number of at least {least}.",
+                                   RefusalCode.BAD_PARAMETER)  # fmt: skip
         self._directory = open_engine_directory(engine_dir)
         self.tokenizer = tokenizer or Tokenizer.from_directory(self._directory.path)
         if chat_template is not None:
@@ -87,7 +93,13 @@ class LLMRankRuntime:
             else backend
         )
         try:
-            self.executor = ModelExecutor(self._directory, self._backend, prefill_chunk=prefill_chunk)
+            self.executor = ModelExecutor(
+                self._directory,
+                self._backend,
+                prefill_chunk=prefill_chunk,
+                join_chunk=join_chunk,
+                mixed_positions=mixed_positions,
+            )
         except BaseException:
             if self._owns_backend:
                 self._backend.close()

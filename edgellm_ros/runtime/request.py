@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RefusalCode, RequestError
 from ..json_values import shown
+from .guide_grammar import Guide
 
 if TYPE_CHECKING:
     from .streaming import StreamChannel
@@ -112,9 +113,11 @@ class Request:
     sampling: SamplingParameters | None = None
     max_generate_length: int | None = None
     sampling_seed: int | None = None
+    lora_weights_name: str | None = None
     stop_strings: tuple[str, ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     ignore_eos: bool = False
+    guided_decoding: Guide | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "messages", tuple(self.messages))
@@ -137,6 +140,13 @@ class Request:
             raise RequestError(f"logit_bias has {len(self.logit_bias)} entries; want at most {MAX_LOGIT_BIAS_ENTRIES}.")
         for token, bias in self.logit_bias.items():
             _check(f"logit_bias[{token}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+        if self.guided_decoding is not None:
+            if not isinstance(self.guided_decoding, Guide):
+                raise RequestError(f"guided_decoding is {shown(self.guided_decoding)}; want a Guide.")
+            if self.ignore_eos:
+                raise RequestError(
+                    "ignore_eos and guided_decoding are both given; a guided answer ends: leave one out."
+                )
 
 
 @dataclass

@@ -9,6 +9,8 @@ from ..backends.base import SamplingRow
 from ..errors import Refusal, RefusalCode
 from .boundary import BatchResult, SlotSeed
 from .delivery import Delivery
+from .guided import SequenceGuide
+from .reasoning import ReasoningRules, ReasoningState
 from .request import FinishReason, SequenceTimes, TokenLogprob
 from .tokenizer import Tokenizer
 
@@ -19,13 +21,12 @@ _NOT_FINISHED = FinishReason.NOT_FINISHED
 
 
 class EndRules:
-    """Which ids end a sequence: the primary one always, the others not while it thinks."""
+    """Which ids end a sequence: the primary one always, the others not while it reasons."""
 
     def __init__(self, eos_token_ids: Items[int], tokenizer: Tokenizer) -> None:
         self.primary = eos_token_ids[0] if eos_token_ids else None
         self.all = frozenset(eos_token_ids)
-        self.thinking_start = tokenizer.token_id("<think>")
-        self.thinking_end = tokenizer.token_id("</think>")
+        self.reasoning = ReasoningRules(tokenizer, eos_token_ids)
 
 
 class Sequence:
@@ -51,7 +52,8 @@ class Sequence:
         self.logprobs: list[tuple[TokenLogprob, ...]] = []
         self.delivery = Delivery(seed, tokenizer)
         self._rules = rules
-        self._thinking = seed.enable_thinking
+        self.guide: SequenceGuide | None = None
+        self._reasoning = rules.reasoning.at_start(seed.prompt_ids)
         self._started = self._first_token = self._last_token = 0.0
         self.deadline = float("inf")
 
@@ -129,6 +131,9 @@ class Sequence:
 
     def accept(self, token_id: int, logprobs: tuple[TokenLogprob, ...], now: float) -> None:
         """Append a sampled token and decide whether the sequence ends with it."""
+        if self.guide is not None and not self.guide.accept(token_id):
+            self.fail(Refusal(RefusalCode.BAD_GUIDE, f"token {token_id} is not one that the guide allows."))
+            return
         self.token_ids.append(token_id)
         self.generate_length += 1
         if self.seed.num_logprobs:
@@ -136,12 +141,11 @@ class Sequence:
         self._last_token = now
         if self.generate_length == 1:
             self._first_token = now
-        if self._thinking:
-            rules = self._rules
-            skipped = self.generate_length == 1 and token_id != rules.thinking_start
-            self._thinking = not (skipped or token_id == rules.thinking_end)
-        ends = token_id in self._rules.all and (token_id == self._rules.primary or not self._thinking)
-        if ends and not self.seed.ignore_eos:
+        rules = self._rules
+        self._reasoning = rules.reasoning.follow(self._reasoning, token_id)
+        reasons = self._reasoning is ReasoningState.REASONING
+        ends = token_id in rules.all and (token_id == rules.primary or not reasons)
+        if (ends and not self.seed.ignore_eos) or (self.guide is not None and self.guide.complete):
             self.finish_reason = FinishReason.END_ID
         elif self.generate_length >= self.budget:
             self.finish_reason = FinishReason.LENGTH

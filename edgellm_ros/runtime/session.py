@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
-from ..errors import BackendError, MisuseError, Refusal, RefusalCode, RequestError
+from ..errors import BackendError, MisuseError, Refusal, RefusalCode, RequestError, StepTimeoutError
 from .boundary import AdmitDecision, BatchResult, SlotSeed
 from .decoding.strategy import Accepted
 from .generation import GenerationContext, RankLostError, SteppedGeneration
@@ -68,7 +68,7 @@ class GenerationSession:
         return all(sequence.finished for sequence in self._context.sequences)
 
     def advance(self) -> bool:
-        """One decode step of the live rows, and one chunk of the prompt of a row that arrived.
+        """One decode step of the live rows, and one chunk of the prompt of a row that arrived, in one call or two.
 
         False when another rank is gone: drop the request.
         """
@@ -86,13 +86,48 @@ class GenerationSession:
         # A row that ended between steps leaves now: its consumer hears of it before the step, and the step is cheaper.
         self._evict()
         decoding = context.sequences[: context.decoding_count]
+        if decoding and context.prefilling and self._mixed_step(decoding, context.prefilling[0]):
+            context.generation_round += 1
+            self._evict()
+            return True
         if decoding:
             self._decode(decoding)
             context.generation_round += 1
             self._evict()
         if context.prefilling:
-            self._prefill_chunk(context.prefilling[0])
+            self._prefill_chunk(context.prefilling[0], joining=bool(decoding))
             self._evict()
+        return True
+
+    def _mixed_step(self, decoding: list[Sequence], joiner: Sequence) -> bool:
+        """Both at once where that pays. False: it does not, or the engine failed, and then each is tried by itself.
+
+        A prompt that the engine cannot run thus ends no other row.
+        """
+        strategy, metrics = self._generation.strategy, self._admission
+        if not strategy.mixes(decoding, joiner):
+            return False
+        start, cached = time.monotonic(), joiner.committed_length
+        try:
+            gained, first = strategy.mixed_step(decoding, joiner)
+        except StepTimeoutError as error:
+            for sequence in (*decoding, joiner):
+                sequence.fail(error.refusal)
+                sequence.emit()
+            return True
+        except BackendError:
+            return False
+        agreed = self._context.agree(gained if first is None else [*gained, first])
+        now = time.monotonic()
+        share = (joiner.committed_length - cached) / (joiner.committed_length - cached + len(decoding))
+        metrics.prefill_metrics.seconds += share * (now - start)
+        metrics.generation_metrics.steps += 1
+        metrics.generation_metrics.seconds += (1 - share) * (now - start)
+        if first is not None:
+            self._context.prefilling.remove(joiner)
+        for sequence, accepted in zip((*decoding, joiner), agreed, strict=False):
+            self._accept(sequence, accepted, now)
+            sequence.emit()
         return True
 
     def _decode(self, decoding: list[Sequence]) -> None:
@@ -114,9 +149,9 @@ class GenerationSession:
             self._accept(sequence, gained, now)
             sequence.emit()
 
-    def _prefill_chunk(self, sequence: Sequence) -> None:
+    def _prefill_chunk(self, sequence: Sequence, *, joining: bool) -> None:
         row = self._context.sequences.index(sequence)
-        accepted = self._admission.prefill_chunk(self._context, sequence, row)
+        accepted = self._admission.prefill_chunk(self._context, sequence, row, joining=joining)
         if sequence.finished:
             sequence.emit()
             return
@@ -126,6 +161,8 @@ class GenerationSession:
             sequence.emit()
 
     def _accept(self, sequence: Sequence, gained: Accepted, now: float) -> None:
+        if sequence.finish_reason is not FinishReason.NOT_FINISHED:  # its guide could not go on
+            return
         if gained.not_finite:
             sequence.fail(_NOT_FINITE)
             return
