@@ -61,6 +61,9 @@ class EngineCapabilities:
     cache_dtypes: tuple[DataType, ...] = (DataType.FLOAT32,)
     window: int = 0  # sliding window that the engine bakes in; 0: none
     adapters: int = 0  # adapter slots, without slot 0
+    mixed_positions: int = (
+        0  # B*S up to which decode rows and a prompt's chunk are cheaper in one call; 0: not possible
+    )
     details: Mapping[str, str] = field(default_factory=dict)  # what the probe saw, for diagnostics
 
 

@@ -8,6 +8,8 @@ from enum import Enum
 from typing import Protocol
 
 from ..errors import Refusal
+from .cache_policy import CachePolicy
+from .guide_grammar import Guide
 from .request import (
     FinishReason,
     LLMGenerationRequest,
@@ -36,16 +38,19 @@ class SlotSeed:
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     sampling_seed: int = 0
     max_generate_length: int = 256
+    lora_weights_name: str = ""  # adapter; empty: none
     stop_strings: tuple[str, ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     ignore_eos: bool = False
+    guided_decoding: Guide | None = None
     skip_special_tokens: bool = True
     enable_thinking: bool = False
     num_logprobs: int = 0
     deadline: float = 0.0  # seconds from the start of its work; 0: none
     stream_channel: StreamChannel | None = None
     on_token_generated: Callable[[int, int, int, bool], None] | None = None
-    system_prompt: str = ""
+    system_prompt: str = ""  # as text, the way the template writes it; for the store of system prompts
+    cache: CachePolicy = field(default_factory=CachePolicy)
     queued: float = 0.0  # time.monotonic when it was submitted; 0: it was not queued
 
 
@@ -63,7 +68,8 @@ class BatchResult:
     generate_length: int
     iterations: int  # steps of the batch from its first token to its last
     raw_input_ids: tuple[int, ...]
-    effective_prefill_length: int
+    effective_prefill_length: int  # prompt tokens that were computed
+    reused_length: int  # and that were not, being known
     finish_reason: FinishReason
     refusal: Refusal | None  # why, where it ended in ERROR or DEADLINE
     text: str | None

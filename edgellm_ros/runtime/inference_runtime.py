@@ -11,7 +11,10 @@ from ..backends.base import Backend
 from ..engine_format import EngineConfig, Manifest
 from ..errors import InputTooLongError, Refusal, RequestError
 from .boundary import BoundaryHook
+from .cache_policy import DERIVE_REPLAY_TAIL
+from .context_cache import ContextCacheConfig
 from .rank_runtime import LLMRankRuntime
+from .replay_tail import derive_replay_tail, system_text
 from .request import LLMGenerationRequest, LLMGenerationResponse
 from .tokenizer import Tokenizer
 
@@ -22,7 +25,8 @@ class LLMInferenceRuntime:
     """Renders and tokenises a request once and runs it. One thread at a time; ``prepare`` may run on any.
 
     ``backend`` is a name ("auto" takes what the engine directory was built for) or an open backend, which then stays
-    the caller's. ``threads`` is for the engine's own work, 0 for all physical cores.
+    the caller's. ``threads`` is for the engine's own work, 0 for all physical cores; the other numbers are explained
+    at ``LLMRankRuntime``.
 
     :raises EngineDirectoryError: the directory fails a check.
     :raises BackendError: the device or engine library fails, or cannot run this directory.
@@ -35,9 +39,20 @@ class LLMInferenceRuntime:
         backend: str | Backend = "auto",
         threads: int = 0,
         prefill_chunk: int = 256,
+        context_cache: ContextCacheConfig | None = None,
+        join_chunk: int = 64,
+        mixed_positions: int | None = None,
     ) -> None:
         start = time.monotonic()
-        self.rank = LLMRankRuntime(engine_dir, backend=backend, threads=threads, prefill_chunk=prefill_chunk)
+        self.rank = LLMRankRuntime(
+            engine_dir,
+            backend=backend,
+            threads=threads,
+            prefill_chunk=prefill_chunk,
+            context_cache=context_cache,
+            join_chunk=join_chunk,
+            mixed_positions=mixed_positions,
+        )
         self.last_refusal: Refusal | None = None
         self._load_seconds = time.monotonic() - start
 
@@ -67,6 +82,10 @@ class LLMInferenceRuntime:
         ids: list[list[int]] = []
         formatted: list[str] = []
         counts: list[int] = []
+        system: list[str] = []
+        tail = request.context_cache_replay_tail_length
+        derive = tail == DERIVE_REPLAY_TAIL and len(request.requests) == 1 and self.rank.reuses_context
+        wants_system = request.save_system_prompt_kv_cache or self.rank.keeps_system_prompts
         given = request.pre_tokenized_input_ids
         if len(given) > len(request.requests):
             raise RequestError(
@@ -80,6 +99,7 @@ class LLMInferenceRuntime:
                 ids.append(list(given[index]))
                 formatted.append("")
                 counts.append(0)
+                system.append("")
                 continue
             if not item.messages:
                 raise RequestError(f"sequence {index} has neither messages nor ids; want one of them.")
@@ -93,10 +113,19 @@ class LLMInferenceRuntime:
             ids.append(prompt.token_ids)
             formatted.append(prompt.text)
             counts.append(prompt.control_token_count)
+            system.append(system_text(self.tokenizer, request, index, prompt) if wants_system else "")
+            if derive:
+                tail = derive_replay_tail(self.tokenizer, request, index, prompt)
         request.formatted_requests = formatted
         request.control_token_counts = counts
+        request.system_prompts = system
         return dataclasses.replace(
-            request, pre_tokenized_input_ids=ids, formatted_requests=list(formatted), control_token_counts=list(counts)
+            request,
+            pre_tokenized_input_ids=ids,
+            formatted_requests=list(formatted),
+            control_token_counts=list(counts),
+            system_prompts=list(system),
+            context_cache_replay_tail_length=max(0, tail),
         )
 
     def handle_request(
@@ -150,6 +179,8 @@ class LLMInferenceRuntime:
             "max_input_len": limits.max_input_len,
             "max_kv_cache_capacity": limits.max_kv_cache_capacity,
             "prefill_chunk": self.rank.executor.prefill_chunk,
+            "join_chunk": self.rank.executor.join_chunk,
+            "mixed_positions": self.rank.executor.mixed_positions,
             "chat_template": self.tokenizer.chat_template is not None,
             "load_seconds": self._load_seconds,
             "memory": dict(self.rank.backend.memory()),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,17 @@ from ..errors import (
 )
 from .admission import Admission
 from .boundary import BoundaryHook
+from .context_cache import ContextCache, ContextCacheConfig, ContextCacheMetrics
 from .decoding.vanilla import VanillaDecoding
 from .executor import ModelExecutor
+from .founding import prefill_founders, seat_founders
 from .generation import GenerationContext, InProgressGuard, RankLostError, SteppedGeneration, TokenBroadcastFn
 from .metrics import LLMGenerationMetrics, LLMPrefillMetrics
+from .prefix_reuse import PrefixReuse
 from .request import LLMGenerationRequest, LLMGenerationResponse
-from .session import GenerationSession, append_result
+from .results import append_result
+from .session import GenerationSession
+from .system_prompt import SystemPromptStore
 from .tokenizer import Tokenizer
 
 
@@ -35,7 +39,10 @@ class LLMRankRuntime:
 
     Refusals return None or False and leave ``last_refusal``; prompts that are too long and misuse raise.
     ``threads`` (0: all physical cores) is for the engine's own work; ``prefill_chunk`` is the most prompt tokens of
-    one engine call, between which cancellation and deadlines are looked at.
+    one engine call, between which cancellation and deadlines are looked at; ``join_chunk`` is the same for a prompt
+    that joins rows which decode: they wait for one such chunk a step at most. ``mixed_positions`` is the most positions
+    (rows times the longest chunk) of one call that holds both; None takes what was measured for the backend. With
+    ``context_cache`` prompts reuse what they have in common with earlier ones.
 
     :raises EngineDirectoryError: the directory fails a check.
     :raises BackendError: the device or engine library fails, or cannot run this directory.
@@ -52,27 +59,33 @@ class LLMRankRuntime:
         mapping: Any | None = None,
         tokenizer: Tokenizer | None = None,
         chat_template: Any | None = None,
-        context_cache: Any | None = None,
+        context_cache: ContextCacheConfig | None = None,
         checkpoint_dir: Path | str | None = None,
         draft_checkpoint_dir: Path | str | None = None,
         backend: Backend | str | None = None,
         threads: int = 0,
         prefill_chunk: int = 256,
+        join_chunk: int = 64,
+        mixed_positions: int | None = None,
     ) -> None:
         for name, value in (
             ("multimodal_engine_dir", multimodal_engine_dir),
             ("lora_weights", lora_weights),
             ("drafting_config", drafting_config),
             ("mapping", mapping),
-            ("context_cache", context_cache),
             ("checkpoint_dir", checkpoint_dir),
             ("draft_checkpoint_dir", draft_checkpoint_dir),
         ):
             if value:
                 raise EdgeLLMError(f"{name} is given, but this engine serves text alone; leave it out.",
                                    RefusalCode.UNSUPPORTED)  # fmt: skip
-        if not isinstance(prefill_chunk, int) or isinstance(prefill_chunk, bool) or prefill_chunk < 1:
-            raise EdgeLLMError(f"prefill_chunk is {prefill_chunk!r}; want a whole number of at least 1.",
+        for name, value, least in (("prefill_chunk", prefill_chunk, 1), ("join_chunk", join_chunk, 1),
+                                   ("mixed_positions", mixed_positions or 0, 0)):  # fmt: skip
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise EdgeLLMError(f"{name} is {value!r}; want a whole number of at least {least}.",
+                                   RefusalCode.BAD_PARAMETER)  # fmt: skip
+        if context_cache is not None and not isinstance(context_cache, ContextCacheConfig):
+            raise EdgeLLMError(f"context_cache is {context_cache!r}; want a ContextCacheConfig.",
                                RefusalCode.BAD_PARAMETER)  # fmt: skip
         self._directory = open_engine_directory(engine_dir)
         self.tokenizer = tokenizer or Tokenizer.from_directory(self._directory.path)
@@ -86,13 +99,25 @@ class LLMRankRuntime:
             else backend
         )
         try:
-            self.executor = ModelExecutor(self._directory, self._backend, prefill_chunk=prefill_chunk)
+            self.executor = ModelExecutor(
+                self._directory,
+                self._backend,
+                prefill_chunk=prefill_chunk,
+                join_chunk=join_chunk,
+                mixed_positions=mixed_positions,
+            )
         except BaseException:
             if self._owns_backend:
                 self._backend.close()
             raise
         self._strategy = VanillaDecoding(self.executor, self.tokenizer)
-        self.admission = Admission(self.config, self.executor, self.tokenizer, self._strategy)
+        self._reuse = PrefixReuse(
+            None
+            if context_cache is None
+            else ContextCache(context_cache, self.executor.cache, self._backend.synchronize),
+            SystemPromptStore(self.executor, self.tokenizer),
+        )
+        self.admission = Admission(self.config, self.executor, self.tokenizer, self._strategy, self._reuse)
         self._latch = threading.Lock()
         self._open: SteppedGeneration | None = None
         self._closed = False
@@ -143,6 +168,34 @@ class LLMRankRuntime:
     def get_generation_metrics(self) -> LLMGenerationMetrics:
         """Live counters."""
         return self.admission.generation_metrics
+
+    def get_context_cache_metrics(self) -> ContextCacheMetrics | None:
+        """A copy of the counters; None where the context cache is off. Any thread may ask."""
+        cache = self._reuse.context_cache
+        return None if cache is None else cache.metrics()
+
+    @property
+    def reuses_context(self) -> bool:
+        """True where the context cache is on."""
+        return self._reuse.context_cache is not None
+
+    @property
+    def keeps_system_prompts(self) -> bool:
+        """True where saved system prompts are reused: the context cache is off, and there are some."""
+        return self._reuse.context_cache is None and len(self._reuse.system_prompts) > 0
+
+    def gen_and_save_system_prompt_kv_cache(self, prompt: str, lora_weights_name: str = "") -> bool:
+        """Run a system prompt, as the template writes it, and keep what later prompts that begin with it need not run.
+
+        True where it is kept, or was already, or is empty. False, with ``last_refusal``, where the context cache is on,
+        the adapter is not loaded, or it has no ids or too many. No request may be open.
+
+        :raises BackendError: the engine failed.
+        :raises MisuseError: a request is open.
+        """
+        self._check_idle()
+        self.last_refusal = self._reuse.save_system_prompt(prompt, lora_weights_name)
+        return self.last_refusal is None
 
     def get_embedding_table(self) -> EmbeddingTable:
         """Token embeddings [V,D]; valid for the life of the runtime."""
@@ -244,8 +297,9 @@ class LLMRankRuntime:
             if output_thinker_embeddings:
                 raise RequestError("this engine has no hidden-state output; leave output_thinker_embeddings off.",
                                    RefusalCode.UNSUPPORTED)  # fmt: skip
-            self._seat_founders(generation, request, founder_request_id, queued)
-            self._prefill_founders(generation)
+            self._reuse.check(request, several_ranks=token_broadcast is not None)
+            seat_founders(generation.context, self.admission, request, founder_request_id, queued)
+            prefill_founders(generation.context, self.admission)
         except InputTooLongError as error:
             self.last_refusal = error.refusal
             generation.close(error.refusal)
@@ -258,32 +312,6 @@ class LLMRankRuntime:
             generation.close(Refusal(RefusalCode.ENGINE_FAILED, f"the runtime failed: {error}"))
             raise
         return generation
-
-    def _seat_founders(
-        self, generation: SteppedGeneration, request: LLMGenerationRequest, founder_request_id: int, queued: float
-    ) -> None:
-        count = len(request.requests)
-        if founder_request_id and count != 1:
-            raise MisuseError(f"founder_request_id is given with {count} sequences; want one.")
-        seeds = [self.admission.make_checked_seed(request, index, index, queued) for index in range(max(1, count))]
-        sequences = [self.admission.new_sequence(seed, founder_request_id or seed.original_index + 1) for seed in seeds]
-        for row, sequence in enumerate(sequences):
-            self.admission.seat(sequence, row)
-        generation.context.sequences.extend(sequences)
-        for sequence in sequences:
-            sequence.attach()
-
-    def _prefill_founders(self, generation: SteppedGeneration) -> None:
-        context = generation.context
-        now = time.monotonic()
-        for sequence in context.sequences:
-            sequence.start(now, 0)
-        for row, sequence in enumerate(context.sequences):
-            while not sequence.finished and sequence.first is None:
-                if context.token_broadcast is None:  # several ranks decide together, in prime_from_prefill
-                    sequence.check_interrupts(time.monotonic())
-                if not sequence.finished:
-                    sequence.first = self.admission.prefill_chunk(context, sequence, row)
 
     def finish_generation(
         self, generation: SteppedGeneration, request: LLMGenerationRequest, response: LLMGenerationResponse

