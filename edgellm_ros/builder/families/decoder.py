@@ -80,6 +80,9 @@ class _Decoder:
         x = graph.lowering.declare_inputs(graph, config.hidden_size, tables)
         for layer, plan in enumerate(config.layers):
             x = self._layer(x, f"model.layers.{layer}.", layer, plan)
+            if layer < config.deepstack:
+                plane = graph.input(f"deepstack_{layer}", "float32", ["batch", "sequence", config.hidden_size])
+                x = graph.add(x, graph.as_element(plane.name))
         x = graph.gather_positions(x, Value("last_token_index"))
         logits = graph.linear(self._norm(x, "model.norm"), self.weights[EMBEDDING if config.tied else HEAD])
         if config.logit_softcap:
