@@ -28,7 +28,9 @@ def check_state(state: np.ndarray, manifest: PolicyManifest) -> np.ndarray:
     values = np.asarray(state, dtype=np.float64)
     names = manifest.state.names
     if values.shape != (len(names),):
-        raise ObservationError(f"the state has shape {values.shape}; the policy takes {(len(names),)}: {', '.join(names)}.")
+        raise ObservationError(
+            f"the state has shape {values.shape}; the policy takes {(len(names),)}: {', '.join(names)}."
+        )
     for name, value in zip(names, values, strict=True):
         if not np.isfinite(value):
             raise ObservationError(f"the state of {name} is {value}; want a finite number: check the sensor.")
@@ -46,7 +48,8 @@ def check_images(images: Mapping[str, np.ndarray], manifest: PolicyManifest) -> 
         if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             shape = getattr(image, "shape", type(image).__name__)
             raise ObservationError(
-                f"the picture of camera {slot.name!r} is {getattr(image, 'dtype', '')} of shape {shape}; want uint8 RGB "
+                f"the picture of camera {slot.name!r} is {getattr(image, 'dtype', '')} of shape {shape}; want uint8 "
+                "RGB "
                 "[height, width, 3]."
             )
         found.append((slot, image))

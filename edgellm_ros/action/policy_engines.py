@@ -47,7 +47,9 @@ class PolicyEngines:
                 self._bind(engine, "attend_end", (1, length))
         self._handoff = [name for name in self._prefix.outputs if name in self._action.inputs]
         if set(self._prefix.outputs) - set(self._handoff):
-            raise PolicyError(f"{directory / ACTION_DIRECTORY} holds engines that do not fit each other; build it again.")
+            raise PolicyError(
+                f"{directory / ACTION_DIRECTORY} holds engines that do not fit each other; build it again."
+            )
         for name in self._handoff:
             self._bind(self._prefix, name, self._sized(self._prefix, name, self.longest_prefix))
             self._action.bind(name, self._tensors[_key(self._prefix, name)])
@@ -70,7 +72,9 @@ class PolicyEngines:
         )  # fmt: skip
         if spec is None or not fits:
             found = "nothing" if spec is None else f"shape {spec.shape}"
-            raise PolicyError(f"an engine has {found} for {name!r}; the policy's manifest wants {shape}: build it again.")
+            raise PolicyError(
+                f"an engine has {found} for {name!r}; the policy's manifest wants {shape}: build it again."
+            )
         tensor = self._backend.allocate(shape, spec.dtype)
         engine.bind(name, tensor)
         self._tensors[_key(engine, name)] = tensor
@@ -149,4 +153,3 @@ class PolicyEngines:
 
 def _key(engine: Engine, name: str) -> str:
     return f"{id(engine)} {name}"
-

@@ -12,7 +12,7 @@ import numpy as np
 from ..backends.base import Backend, Tensor
 from ..backends.registry import open_backend
 from ..engine_format import open_engine_directory
-from ..errors import ObservationError, PolicyError, RefusalCode, RequestError
+from ..errors import ObservationError, RefusalCode, RequestError
 from ..runtime.tokenizer import Tokenizer
 from ..vision.processors.letterbox import LetterboxProcessor
 from .chunk import NANOSECONDS, ActionChunk, check_finite
@@ -38,7 +38,9 @@ class PolicyRuntime:
         self.path = directory.path
         self.manifest: PolicyManifest = read_policy_manifest(self.path / ACTION_DIRECTORY)
         self._owns_backend = isinstance(backend, str)
-        self._backend = open_backend(backend, threads=threads, directory=directory) if isinstance(backend, str) else backend
+        self._backend = (
+            open_backend(backend, threads=threads, directory=directory) if isinstance(backend, str) else backend
+        )
         self.tokenizer = Tokenizer.from_directory(self.path)
         height, width = self.manifest.image_size
         centred = self.manifest.image_fit is ImageFit.PAD_CENTRE
@@ -64,7 +66,8 @@ class PolicyRuntime:
             ids = self.tokenizer.encode(text, add_special_tokens=True, allow_control=False)
             if len(ids) > self.manifest.prompt_tokens:
                 raise RequestError(
-                    f"the task has {len(ids)} tokens; the policy takes {self.manifest.prompt_tokens}: say it in fewer words.",
+                    f"the task has {len(ids)} tokens; the policy takes {self.manifest.prompt_tokens}: say it in "
+                    "fewer words.",
                     RefusalCode.INPUT_TOO_LONG,
                 )
             self._prompts.clear()  # one task at a time, for as long as it takes
@@ -88,7 +91,7 @@ class PolicyRuntime:
 
         :param noise: float32 [H,padded] or [H,A] to start from instead of a seed's.
         :param denoise_steps: 0 takes the policy's own number.
-        :param committed: rows [n,A] in robot units that the robot is bound to, from the first row on; with ``chunking``.
+        :param committed: rows [n,A] in robot units that the robot is bound to from the start on; with ``chunking``.
         :raises ObservationError: a camera or a number is missing or unusable.
         :raises RequestError: the task, seed or number of steps is refused.
         :raises ChunkError: the chunk holds NaN or infinity.
@@ -216,5 +219,7 @@ class PolicyRuntime:
     def __enter__(self) -> PolicyRuntime:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

@@ -28,10 +28,20 @@ _MODES = {
 }
 
 
+def is_policy(path: Path) -> bool:
+    """Whether a folder holds a policy of lerobot: its configuration has a type and features."""
+    if not (path / CONFIG).is_file():
+        return False
+    config = read_json_object(path / CONFIG)
+    return isinstance(config.get("type"), str) and "output_features" in config
+
+
 class PartCheckpoint:
     """The tensors of a checkpoint whose names begin with ``prefix``, without it, under another configuration."""
 
-    def __init__(self, whole: Checkpoint, prefix: str, config: Mapping[str, Any], tokenizer: Mapping[str, bytes]) -> None:
+    def __init__(
+        self, whole: Checkpoint, prefix: str, config: Mapping[str, Any], tokenizer: Mapping[str, bytes]
+    ) -> None:
         self._whole, self._prefix, self._tokenizer = whole, prefix, tokenizer
         self.config = config
         self.shapes = {
@@ -123,12 +133,14 @@ class PolicyCheckpoint(HuggingFaceCheckpoint):
         if mode == "IDENTITY":
             return IDENTITY
         if mode not in _MODES:
-            raise CheckpointError(f"the policy normalises {kind} by {mode!r}; want IDENTITY or one of {', '.join(_MODES)}.")
+            raise CheckpointError(
+                f"the policy normalises {kind} by {mode!r}; want IDENTITY or one of {', '.join(_MODES)}."
+            )
         shape, low, high, rule = _MODES[mode]
-        values = [self._statistic(step, feature, name, width) for name in (low, high)]
+        least, most = (self._statistic(step, feature, name, width) for name in (low, high))
         epsilon = float((step or {}).get("config", {}).get("eps", 1e-8))
         try:
-            return Normalization(shape, *values, epsilon, rule)
+            return Normalization(shape, least, most, epsilon, rule)
         except PolicyError as error:
             raise CheckpointError(f"{self.path}: {feature}: {error}") from None
 
@@ -157,7 +169,8 @@ class PolicyCheckpoint(HuggingFaceCheckpoint):
             file = step.get("state_file")
             if not isinstance(file, str) or Path(file).name != file:
                 raise CheckpointError(
-                    f"{self.path / PIPELINES[feature]} names no file of statistics; take a checkpoint that was trained on "
+                    f"{self.path / PIPELINES[feature]} names no file of statistics; take a checkpoint that was "
+                    "trained on "
                     "your robot, or write its statistics with lerobot."
                 )
             statistics = SafetensorsFile(self.path / file)
@@ -170,7 +183,8 @@ class PolicyCheckpoint(HuggingFaceCheckpoint):
                 statistics.file.close()
         if values.shape != (width,):
             raise CheckpointError(
-                f"{self.path}: the statistics of {feature} have shape {values.shape}; the policy has {width} numbers there."
+                f"{self.path}: the statistics of {feature} have shape {values.shape}; the policy has {width} numbers "
+                "there."
             )
         return tuple(float(value) for value in values)
 

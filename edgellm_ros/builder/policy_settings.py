@@ -45,7 +45,8 @@ class PolicySettings:
         for label, entries in (("names", names), ("units", units)):
             if len(entries) != width:
                 raise CheckpointError(
-                    f"the policy settings have {len(entries)} {part} {label}; the checkpoint has {width} numbers: give one "
+                    f"the policy settings have {len(entries)} {part} {label}; the checkpoint has {width} numbers: "
+                    "give one "
                     "each, in its order."
                 )
         return names, units
@@ -58,7 +59,9 @@ def read_policy_settings(path: Path | None) -> PolicySettings:
     try:
         import yaml
     except ImportError:
-        raise MissingPackageError("the package pyyaml is not installed; want it for policy settings: pip install pyyaml.") from None
+        raise MissingPackageError(
+            "the package pyyaml is not installed; want it for policy settings: pip install pyyaml."
+        ) from None
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -74,8 +77,8 @@ def read_policy_settings(path: Path | None) -> PolicySettings:
             {part: units for part, (_, units) in parts.items()},
         )
     except ValueError as error:
-        raise CheckpointError(f"{path}: {error}; want one of {', '.join(row.value for row in ActionMeaning)}, seconds and "
-                              "lists of words.") from None  # fmt: skip
+        meanings = ", ".join(row.value for row in ActionMeaning)
+        raise CheckpointError(f"{path}: {error}; want one of {meanings}, seconds and lists of words.") from None
 
 
 def _part(name: str, content: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from ...errors import CheckpointError
-from ..families.config_values import MOST_HEADS, MOST_LAYERS, real_number, require, switch, whole_number
+from ..families.config_values import MOST_HEADS, MOST_LAYERS, real_number, require, whole_number
 from ..graph import Value
+from ..lowerings.base import real
 from ..vision_families.layers import Layers
 from .stack import Stack, StackShape, interval_bias, prefix_inputs, prefix_pass, rope_constants, rope_inputs
 
@@ -101,7 +102,9 @@ def parse(config: Mapping[str, Any], language: Mapping[str, Any]) -> SmolVLAConf
         "epsilon": real_number(language, "rms_norm_eps"),
     }
     return SmolVLAConfig(
-        text=StackShape(TEXT, hidden_size=hidden, intermediate_size=whole_number(language, "intermediate_size"), **shared),
+        text=StackShape(
+            TEXT, hidden_size=hidden, intermediate_size=whole_number(language, "intermediate_size"), **shared
+        ),
         expert=StackShape(EXPERT, hidden_size=width, intermediate_size=_gated_width(width), **shared),
         self_attention_every=every,
         horizon=whole_number(config, "chunk_size"),
@@ -119,10 +122,20 @@ def _gated_width(width: int) -> int:
 
 
 def build_prefix(layers: Layers, config: SmolVLAConfig) -> None:
-    """Prefix embeddings in; what each expert layer reads out, its own projections applied already."""
+    """``prefix_embeds`` [1,P-1,hidden] and ``state`` [1,padded] in; what each expert layer reads out.
+
+    Pictures and words are scaled by the root of their width; the state comes last. The expert's own projections are
+    applied already.
+    """
+    graph, hidden = layers.graph, config.text.hidden_size
+    graph.input("prefix_embeds", "float32", [1, "seen", hidden])
+    graph.input("state", "float32", [1, config.padded_state])
+    scaled = graph.mul(graph.as_element("prefix_embeds"), real(graph, hidden**0.5))
+    state = layers.reshape(layers.linear(graph.as_element("state"), "state_proj"), 1, 1, hidden)
+    (x,) = graph.node("Concat", [scaled, state], axis=1)
     expert = Stack(layers, config.expert)
     crossing = {layer: expert for layer in range(config.expert.layers) if config.crosses(layer)}
-    prefix_pass(Stack(layers, config.text), crossing)
+    prefix_pass(Stack(layers, config.text), x, crossing)
 
 
 def build_action(layers: Layers, config: SmolVLAConfig) -> None:

@@ -1,8 +1,8 @@
-"""Transformer layers without a cache of their own: the pass over a policy's prefix, and the expert that looks back at it.
+"""Transformer layers without a cache of their own: the pass over a policy's prefix, and the expert that reads it.
 
-The prefix pass gives for every layer what the expert needs of it, ready to use: keys [1,kv_heads,head_dim,P], turned, and
-values [1,kv_heads,P,head_dim]. The expert's pass joins its own to them in every step; nothing of the prefix is computed
-twice. What a row sees is an interval from 0: ``attend_end`` [1,S] int32, exclusive.
+The prefix pass gives for every layer what the expert needs of it, ready to use: keys [1,kv_heads,head_dim,P], turned,
+and values [1,kv_heads,P,head_dim]. The expert's pass joins its own to them in every step; nothing of the prefix is
+computed twice. What a row sees is an interval from 0: ``attend_end`` [1,S] int32, exclusive.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..lowerings.base import attention_by_parts, bias_of, whole
 from ..vision_families.layers import Layers
 from ..weights import Weight, scaled, shifted
 
-PREFIX, SUFFIX, SEEN = "prefix", "suffix", "seen"
+PREFIX = "prefix"
 
 
 @dataclass(frozen=True)
@@ -169,14 +169,12 @@ def interval_bias(graph: Graph, length: str | int, keys: Value) -> Value:
     return bias_of(graph, seen)
 
 
-def prefix_pass(stack: Stack, project: Mapping[int, Stack] | None = None) -> None:
-    """Write the pass over the prefix: ``prefix_embeds`` [1,P,hidden] in, keys and values of every layer out.
+def prefix_pass(stack: Stack, x: Value, project: Mapping[int, Stack] | None = None) -> None:
+    """Write the pass over the prefix: x [1,P,hidden] in, keys and values of every layer out.
 
     ``project`` names layers whose keys and values go through the projections of another pile's layer of that index.
     """
     graph, shape = stack.graph, stack.shape
-    graph.input("prefix_embeds", "float32", [1, PREFIX, shape.hidden_size])
-    x = graph.as_element("prefix_embeds")
     tables = rope_inputs(graph, "rope", PREFIX, shape.head_dim)
     bias = None
     for index in range(shape.layers):
@@ -191,7 +189,10 @@ def prefix_pass(stack: Stack, project: Mapping[int, Stack] | None = None) -> Non
                 other.layers.linear(key, f"{other.shape.layer(index)}self_attn.k_proj"),
                 other.layers.linear(value, f"{other.shape.layer(index)}self_attn.v_proj"),
             )
-        layout = [[1, shape.kv_heads, shape.head_dim, PREFIX], [1, shape.kv_heads, PREFIX, shape.head_dim]]
+        layout: list[list[int | str]] = [
+            [1, shape.kv_heads, shape.head_dim, PREFIX],
+            [1, shape.kv_heads, PREFIX, shape.head_dim],
+        ]
         for tensor, kind, sizes in zip(given, ("key", "value"), layout, strict=True):
             graph.output(tensor, f"prefix_{kind}_{index}", graph.element, sizes)
         if index + 1 == shape.layers:

@@ -1,7 +1,7 @@
 """Writes ``smolvla/``: a tiny random SmolVLA of lerobot 0.6.1, what it was shown and the chunks that it gave.
 
-Run with lerobot 0.6.1, torch and transformers 5.4 to 5.6, offline: ``python make_smolvla.py``. The weights are rounded to
-bfloat16 before the reference runs, so the stored ones are exactly those that made the chunks.
+Run with lerobot 0.6.1, torch and transformers 5.4 to 5.6, offline: ``python make_smolvla.py``. The weights are rounded
+to bfloat16 before the reference runs, so the stored ones are exactly those that made the chunks.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def write_language_model(folder: Path) -> None:
         vocab_size=300, special_tokens=["<pad>", "<fake>", "<global>", "<image>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
     )  # fmt: skip
-    tokenizer.train_from_iterator(["put the red cube on the blue disc", "touch the ring", "push the cube left"], trainer)
+    tokenizer.train_from_iterator(
+        ["put the red cube on the blue disc", "touch the ring", "push the cube left"], trainer
+    )
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>").save_pretrained(folder)
 
 
@@ -79,7 +81,8 @@ def main() -> None:
         input_features={"observation.state": PolicyFeature(FeatureType.STATE, (STATE,)), **visual},
         output_features={"action": PolicyFeature(FeatureType.ACTION, (ACTION,))},
         chunk_size=HORIZON, n_action_steps=5, max_state_dim=9, max_action_dim=8, resize_imgs_with_padding=(48, 48),
-        empty_cameras=1, tokenizer_max_length=24, num_steps=4, vlm_model_name=str(PLACE / "vlm"), load_vlm_weights=False,
+        empty_cameras=1, tokenizer_max_length=24, num_steps=4, vlm_model_name=str(PLACE / "vlm"),
+        load_vlm_weights=False,
         num_vlm_layers=4, num_expert_layers=0, expert_width_multiplier=0.75, self_attn_every_n_layers=2,
         pad_language_to="max_length", device="cpu",
     )  # fmt: skip
@@ -98,18 +101,19 @@ def main() -> None:
         "observation.state": {
             "mean": torch.randn(STATE, generator=generator), "std": torch.rand(STATE, generator=generator) + 0.5
         },
-        "action": {"mean": torch.randn(ACTION, generator=generator), "std": torch.rand(ACTION, generator=generator) + 0.5},
+        "action": {
+            "mean": torch.randn(ACTION, generator=generator), "std": torch.rand(ACTION, generator=generator) + 0.5
+        },
     }  # fmt: skip
     before, after = make_smolvla_pre_post_processors(config, statistics)
 
     rng = np.random.default_rng(11)
     shapes = {"top": (40, 64), "wrist": (48, 36), "side": (31, 31)}
-    images = {
-        name: np.clip(
-            128 + 90 * np.sin(np.add.outer(np.arange(h) / 7, np.arange(w) / 5))[..., None] + rng.normal(0, 20, (h, w, 3)), 0, 255
-        ).astype(np.uint8)
-        for name, (h, w) in shapes.items()
-    }  # fmt: skip
+    images = {}
+    for name, (height, width) in shapes.items():
+        waves = 128 + 90 * np.sin(np.add.outer(np.arange(height) / 7, np.arange(width) / 5))
+        noisy = waves[..., None] + rng.normal(0, 20, (height, width, 3))
+        images[name] = np.clip(noisy, 0, 255).astype(np.uint8)
     cases = {
         "all": (CAMERAS, "put the red cube on the blue disc", 4),
         "missing": (("top", "wrist"), "touch the ring", 4),
@@ -118,7 +122,7 @@ def main() -> None:
     }
     stored = {f"image_{name}": image for name, image in images.items()}
     texts = {}
-    for index, (case, (cameras, task, steps)) in enumerate(cases.items()):
+    for case, (cameras, task, steps) in cases.items():
         noise = rng.standard_normal((HORIZON, config.max_action_dim)).astype(np.float32)
         state = rng.normal(0, 1, STATE).astype(np.float32)
         batch = {"observation.state": torch.from_numpy(state), "task": task}
