@@ -11,29 +11,48 @@ from ..errors import EdgeLLMError, MisuseError, RefusalCode
 from ..json_values import shown
 from .admission import Admission
 from .artifacts import ModelArtifacts, OpenedEngine, StepSizes
+from .context_cache import ContextCache, ContextCacheConfig, ContextCacheMetrics
 from .decoding.vanilla import VanillaDecoding
 from .hidden_states import HiddenStates, HiddenStatesView
 from .metrics import LLMGenerationMetrics, LLMPrefillMetrics, MultimodalMetrics, SpecDecodeGenerationMetrics
+from .prefix_reuse import PrefixReuse
 from .pruning import VisualPrunerConfig
 from .request import check_number
+from .system_prompt import SystemPromptStore
 
 
 class RankModel:
     """The engine of one rank, opened, with everything that lives as long as it; not safe for several threads.
 
     :raises BackendError: the device or engine library fails, or cannot run this directory.
+    :raises EdgeLLMError: ``context_cache`` is no configuration of it.
     """
 
     def __init__(
-        self, artifacts: ModelArtifacts, backend: Backend | str | None, threads: int, sizes: StepSizes
+        self,
+        artifacts: ModelArtifacts,
+        backend: Backend | str | None,
+        threads: int,
+        sizes: StepSizes,
+        context_cache: ContextCacheConfig | None,
     ) -> None:
+        if context_cache is not None and not isinstance(context_cache, ContextCacheConfig):
+            raise EdgeLLMError(
+                f"context_cache is {shown(context_cache)}; want a ContextCacheConfig.", RefusalCode.BAD_PARAMETER
+            )
         self._directory = artifacts.directory
         self.tokenizer = artifacts.tokenizer
         self._engine = OpenedEngine.open(artifacts.directory, backend, threads, sizes)
         self.passed_over = self._engine.passed_over
         self.executor = self._engine.executor
         self._strategy = VanillaDecoding(self.executor, self.tokenizer)
-        self.admission = Admission(self.config, self.executor, self.tokenizer, self._strategy)
+        self._reuse = PrefixReuse(
+            None
+            if context_cache is None
+            else ContextCache(context_cache, self.executor.cache, self._engine.backend.synchronize),
+            SystemPromptStore(self.executor, self.tokenizer),
+        )
+        self.admission = Admission(self.config, self.executor, self.tokenizer, self._strategy, self._reuse)
         self._hidden_states = HiddenStates()
         self.action_noise_seed: int | None = None
         self.visual_pruner_config = VisualPrunerConfig()
@@ -83,6 +102,21 @@ class RankModel:
     def get_generation_metrics(self) -> LLMGenerationMetrics:
         """Live counters."""
         return self.admission.generation_metrics
+
+    def get_context_cache_metrics(self) -> ContextCacheMetrics | None:
+        """A copy of the counters; None where the context cache is off. Any thread may ask."""
+        cache = self._reuse.context_cache
+        return None if cache is None else cache.metrics()
+
+    @property
+    def reuses_context(self) -> bool:
+        """True where the context cache is on."""
+        return self._reuse.context_cache is not None
+
+    @property
+    def keeps_system_prompts(self) -> bool:
+        """True where saved system prompts are reused: the context cache is off, and there are some."""
+        return self._reuse.context_cache is None and len(self._reuse.system_prompts) > 0
 
     def get_spec_decode_generation_metrics(self) -> SpecDecodeGenerationMetrics:
         """Live counters; zero without a draft."""

@@ -18,6 +18,7 @@ from ..errors import (
 )
 from .artifacts import ModelArtifacts, StepSizes
 from .boundary import BoundaryHook
+from .context_cache import ContextCacheConfig
 from .founding import prefill_founders, seat_founders
 from .generation import GenerationContext, InProgressGuard, RankLostError, SteppedGeneration, TokenBroadcastFn
 from .parallel import ParallelMapping
@@ -35,7 +36,8 @@ class LLMRankRuntime(RankModel):
     ``threads`` (0: all physical cores) is for the engine's own work; ``prefill_chunk`` is the most prompt tokens of
     one engine call, between which cancellation and deadlines are looked at; ``join_chunk`` is the same for a prompt
     that joins rows which decode: they wait for one such chunk a step at most. ``mixed_positions`` is the most positions
-    (rows times the longest chunk) of one call that holds both; None takes what was measured for the backend.
+    (rows times the longest chunk) of one call that holds both; None takes what was measured for the backend. With
+    ``context_cache`` prompts reuse what they have in common with earlier ones.
 
     :raises EngineDirectoryError: the directory fails a check.
     :raises BackendError: the device or engine library fails, or cannot run this directory.
@@ -52,7 +54,7 @@ class LLMRankRuntime(RankModel):
         mapping: ParallelMapping | Mapping[str, Any] | None = None,
         tokenizer: Tokenizer | None = None,
         chat_template: Any | None = None,
-        context_cache: Any | None = None,
+        context_cache: ContextCacheConfig | None = None,
         checkpoint_dir: Path | str | None = None,
         draft_checkpoint_dir: Path | str | None = None,
         backend: Backend | str | None = None,
@@ -66,14 +68,13 @@ class LLMRankRuntime(RankModel):
             multimodal_engine_dir=multimodal_engine_dir,
             lora_weights=lora_weights,
             drafting_config=drafting_config,
-            context_cache=context_cache,
             checkpoint_dir=checkpoint_dir,
             draft_checkpoint_dir=draft_checkpoint_dir,
         )
         self._mapping = ParallelMapping.of(mapping)
         self._mapping.check_single_rank()
-        self._start(ModelArtifacts.load(engine_dir, tokenizer=tokenizer, chat_template=chat_template),
-                    backend, threads, sizes)  # fmt: skip
+        artifacts = ModelArtifacts.load(engine_dir, tokenizer=tokenizer, chat_template=chat_template)
+        self._start(artifacts, backend, threads, sizes, context_cache)
 
     @classmethod
     def from_artifacts(
@@ -83,7 +84,7 @@ class LLMRankRuntime(RankModel):
         lora_weights: Mapping[str, Path | str] | None = None,
         drafting_config: Any | None = None,
         mapping: ParallelMapping | Mapping[str, Any] | None = None,
-        context_cache: Any | None = None,
+        context_cache: ContextCacheConfig | None = None,
         backend: Backend | str | None = None,
         threads: int = 0,
         prefill_chunk: int = 256,
@@ -92,19 +93,39 @@ class LLMRankRuntime(RankModel):
     ) -> LLMRankRuntime:
         """The same of artifacts that are loaded already, which then belong to the runtime; raises alike."""
         sizes = StepSizes(prefill_chunk, join_chunk, mixed_positions)
-        refuse_unserved(lora_weights=lora_weights, drafting_config=drafting_config, context_cache=context_cache)
+        refuse_unserved(lora_weights=lora_weights, drafting_config=drafting_config)
         runtime = cls.__new__(cls)
         runtime._mapping = ParallelMapping.of(mapping)
         runtime._mapping.check_single_rank()
-        runtime._start(artifacts, backend, threads, sizes)
+        runtime._start(artifacts, backend, threads, sizes, context_cache)
         return runtime
 
-    def _start(self, artifacts: ModelArtifacts, backend: Backend | str | None, threads: int, sizes: StepSizes) -> None:
-        super().__init__(artifacts, backend, threads, sizes)
+    def _start(
+        self,
+        artifacts: ModelArtifacts,
+        backend: Backend | str | None,
+        threads: int,
+        sizes: StepSizes,
+        context_cache: ContextCacheConfig | None,
+    ) -> None:
+        super().__init__(artifacts, backend, threads, sizes, context_cache)
         self._latch = threading.Lock()
         self._open: SteppedGeneration | None = None
         self._closed = False
         self.last_refusal: Refusal | None = None
+
+    def gen_and_save_system_prompt_kv_cache(self, prompt: str, lora_weights_name: str = "") -> bool:
+        """Run a system prompt, as the template writes it, and keep what later prompts that begin with it need not run.
+
+        True where it is kept, or was already, or is empty. False, with ``last_refusal``, where the context cache is on,
+        the adapter is not loaded, or it has no ids or too many. No request may be open.
+
+        :raises BackendError: the engine failed.
+        :raises MisuseError: a request is open.
+        """
+        self._check_idle()
+        self.last_refusal = self._reuse.save_system_prompt(prompt, lora_weights_name)
+        return self.last_refusal is None
 
     def capture_decoding_cuda_graph(self) -> bool:
         """Record the decode step of every batch size; False where steps run eagerly. No request may be open.
@@ -208,6 +229,7 @@ class LLMRankRuntime(RankModel):
             layer = request.accept_hidden_layer if output_thinker_embeddings else None
             if layer is not None:
                 self._check_hidden_layer(layer)
+            self._reuse.check(request, several_ranks=token_broadcast is not None)
             seat_founders(generation.context, self.admission, request, founder_request_id, queued)
             prefill_founders(generation.context, self.admission, self._hidden_states, layer)
         except InputTooLongError as error:

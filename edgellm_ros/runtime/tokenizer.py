@@ -131,8 +131,11 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         enable_thinking: bool = False,
         special_tokens: SpecialTokenPolicy = SpecialTokenPolicy.LITERAL,
+        committed_turn: Mapping[str, str] | None = None,
     ) -> EncodedPrompt:
         """Render and encode. Without a template the contents are joined as they are and encoded as a fresh text.
+
+        ``committed_turn`` is one more turn, given to the template as it is.
 
         :raises RequestError: blank last message, control tokens where they are to be rejected, no chat template
             though one is wanted, or a template that refuses the conversation.
@@ -163,7 +166,8 @@ class Tokenizer:
                 [
                     {"role": self._role(message.role, nonce, special_tokens), "content": content}
                     for message, content in zip(messages, contents, strict=True)
-                ],
+                ]
+                + ([committed_turn] if committed_turn else []),
                 add_generation_prompt=add_generation_prompt,
                 enable_thinking=enable_thinking,
             )
