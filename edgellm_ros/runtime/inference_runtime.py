@@ -14,6 +14,7 @@ from .boundary import BoundaryHook
 from .rank_runtime import LLMRankRuntime
 from .request import LLMGenerationRequest, LLMGenerationResponse
 from .tokenizer import Tokenizer
+from .tool_calls import resolve_format
 
 MAX_INPUT_BYTES = 10**6  # text of all messages of a request
 
@@ -99,6 +100,7 @@ class LLMInferenceRuntime:
                 add_generation_prompt=request.add_generation_prompt,
                 enable_thinking=request.enable_thinking,
                 special_tokens=request.special_tokens,
+                tools=request.tools,
             )
             ids.append(prompt.token_ids)
             formatted.append(prompt.text)
@@ -106,8 +108,17 @@ class LLMInferenceRuntime:
         request.formatted_requests = formatted
         request.control_token_counts = counts
         return dataclasses.replace(
-            request, pre_tokenized_input_ids=ids, formatted_requests=list(formatted), control_token_counts=list(counts)
+            request,
+            pre_tokenized_input_ids=ids,
+            formatted_requests=list(formatted),
+            control_token_counts=list(counts),
+            tool_format=self._tool_format(request),
         )
+
+    def _tool_format(self, request: LLMGenerationRequest) -> str:
+        template = self.tokenizer.chat_template if request.apply_chat_template else None
+        form = resolve_format(request.tool_format, bool(request.tools), template.source if template else "")
+        return form.name if form is not None else ""
 
     def handle_request(
         self,
