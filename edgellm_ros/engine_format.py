@@ -197,7 +197,7 @@ class Manifest:
     """``manifest.json``."""
 
     lowering: str  # onnxruntime | tensorrt | tensorrt_legacy | fake
-    precision: str  # fp32 | fp16 | int8 | int4
+    precision: str  # fp32 | fp16 | bf16 | int8 | int4
     builder_version: str
     source: str  # where the weights came from, as a person would say it
     licence: str

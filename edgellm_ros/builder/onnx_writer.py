@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 PAGE = 4096  # engines map the file: a weight that starts on a page needs no copy
 
 # numbers of onnx.TensorProto.DataType
-_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "int4": 22}
+_TYPES = {
+    "float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16, "int4": 22
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..engine_format import CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from ..errors import CheckpointError
+from .elements import SAFETENSORS_NAMES, encode
 from .families import read_config
 from .families.decoder import decoder_tensors
 from .families.text_part import text_configuration
@@ -133,13 +134,9 @@ def open_random_checkpoint(path: Path, seed: int = 0) -> RandomCheckpoint:
 
 
 def _encode(values: np.ndarray, dtype: str) -> bytes:
-    """float32 as little-endian F32, F16 or BF16, rounded to nearest even."""
-    if dtype == "BF16":
-        bits = values.astype("<f4").view("<u4")
-        values = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
-    else:
-        values = values.astype("<f4" if dtype == "F32" else "<f2")
-    return values.tobytes()
+    """float32 as F32, F16 or BF16, rounded to nearest even."""
+    element = next(element for element, name in SAFETENSORS_NAMES.items() if name == dtype)
+    return encode(values, element).tobytes()
 
 
 def write_safetensors(

@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("output", metavar="OUT", help="engine directory to write")
     parser.add_argument(
-        "--precision", default="fp32", help="fp32, fp16 (for a GPU), int8 or int4 (default: %(default)s)"
+        "--precision",
+        default="fp32",
+        help="fp32, fp16 or bf16 (for a GPU; bf16 for TensorRT), int8 or int4 (default: %(default)s)",
     )
     parser.add_argument("--block-size", type=int, help="weights of int4 that share a scale: 32 (default) or 64")
     parser.add_argument(

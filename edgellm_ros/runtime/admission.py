@@ -12,6 +12,7 @@ from .executor import ModelExecutor
 from .generation import GenerationContext, RankLostError
 from .guided import GuideCompiler
 from .metrics import LLMGenerationMetrics, LLMPrefillMetrics
+from .prefix_reuse import PrefixReuse
 from .request import LLMGenerationRequest
 from .seeds import check_prompt, check_request, make_seed, token_budget
 from .sequence import EndRules, Sequence
@@ -22,12 +23,18 @@ class Admission:
     """What founders of a batch and later arrivals have in common. Checks may run on any thread, the rest may not."""
 
     def __init__(
-        self, config: EngineConfig, executor: ModelExecutor, tokenizer: Tokenizer, strategy: DecodingStrategy
+        self,
+        config: EngineConfig,
+        executor: ModelExecutor,
+        tokenizer: Tokenizer,
+        strategy: DecodingStrategy,
+        reuse: PrefixReuse,
     ) -> None:
         self.config = config
         self.executor = executor
         self.tokenizer = tokenizer
         self.strategy = strategy
+        self.reuse = reuse
         self.prefill_metrics = LLMPrefillMetrics()
         self.generation_metrics = LLMGenerationMetrics()
         self._rules = EndRules(config.eos_token_id, tokenizer)
@@ -50,6 +57,7 @@ class Admission:
         """
         limits = self.config.limits
         check_request(request, limits, self.config.vocab_size)
+        self.reuse.check(request)
         if len(request.pre_tokenized_input_ids) != len(request.requests):
             raise RequestError(
                 "the request was not tokenised; prepare it, or give one list of ids per sequence.",
@@ -104,5 +112,5 @@ class Admission:
 
     def record(self, result: BatchResult) -> None:
         """Count a sequence that left its row."""
-        self.prefill_metrics.record(len(result.raw_input_ids), result.effective_prefill_length)
+        self.prefill_metrics.record(result.reused_length, result.effective_prefill_length)
         self.generation_metrics.record(result.generate_length)

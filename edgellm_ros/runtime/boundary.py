@@ -9,6 +9,7 @@ from typing import Protocol
 
 from ..errors import Refusal
 from .answer_text import AnswerRules
+from .cache_policy import CachePolicy
 from .guide_grammar import Guide
 from .request import (
     FinishReason,
@@ -51,7 +52,8 @@ class SlotSeed:
     deadline: float = 0.0  # seconds from the start of its work; 0: none
     stream_channel: StreamChannel | None = None
     on_token_generated: Callable[[int, int, int, bool], None] | None = None
-    system_prompt: str = ""
+    system_prompt: str = ""  # as text, the way the template writes it; for the store of system prompts
+    cache: CachePolicy = field(default_factory=CachePolicy)
     queued: float = 0.0  # time.monotonic when it was submitted; 0: it was not queued
 
 
@@ -70,7 +72,8 @@ class BatchResult:
     generate_length: int
     iterations: int  # steps of the batch from its first token to its last
     raw_input_ids: tuple[int, ...]
-    effective_prefill_length: int
+    effective_prefill_length: int  # prompt tokens that were computed
+    reused_length: int  # and that were not, being known
     finish_reason: FinishReason
     refusal: Refusal | None  # why, where it ended in ERROR or DEADLINE
     text: str | None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..backends.base import KVCache
-from ..errors import BackendError, EdgeLLMError, RefusalCode
+from ..errors import BackendError, EdgeLLMError, Refusal, RefusalCode
 from .block_store import BLOCK_TOKENS, BlockStore, Digest
 from .cache_policy import CacheLookupPolicy, CachePolicy, CacheScope, MediaSpan
 
@@ -84,15 +84,7 @@ class ContextCache:
         self._synchronize = synchronize
         self.store = BlockStore(config.budget_bytes, BLOCK_TOKENS * cache.bytes_per_position, digest)
         self._counts = ContextCacheMetrics()
-        self._poisoned = False
-
-    def check_usable(self) -> None:
-        """:raises BackendError: the cache is poisoned."""
-        if self._poisoned:
-            raise BackendError(
-                "the context cache is not safe to use since a copy failed and the device did not come to rest; load "
-                "the engine again."
-            )
+        self.refusal: Refusal | None = None  # set for good once it is poisoned
 
     def metrics(self) -> ContextCacheMetrics:
         """A copy of the counters."""
@@ -104,7 +96,7 @@ class ContextCache:
             capacity_records=self.store.capacity,
             current_bytes=self.store.nbytes,
             budget_bytes=self.store.budget_bytes,
-            poisoned=self._poisoned,
+            poisoned=self.refusal is not None,
         )
 
     # -- before the prompt is run ------------------------------------------------------------------------------
@@ -117,7 +109,7 @@ class ContextCache:
 
         :raises BackendError: the cache is poisoned.
         """
-        self.check_usable()
+        self._check_usable()
         counts = self._counts
         counts.admitted_sequences += 1
         if policy.lookup is CacheLookupPolicy.BYPASS:
@@ -148,6 +140,7 @@ class ContextCache:
         counts.copying_seconds += time.perf_counter() - start
         if damaged is not None:
             self._drain()
+            self._check_usable()
             self.store.remove(damaged)
             counts.forced_cold_sequences += 1
             return 0
@@ -162,10 +155,8 @@ class ContextCache:
 
         Blocks that are there already are used, not copied. Where the budget does not allow all, the first ones are
         kept, in place of blocks that nobody asked for recently.
-
-        :raises BackendError: a copy failed and so did waiting for the device: the cache is poisoned.
         """
-        if policy.lookup is CacheLookupPolicy.BYPASS or self._poisoned or limit < BLOCK_TOKENS:
+        if policy.lookup is CacheLookupPolicy.BYPASS or self.refusal is not None or limit < BLOCK_TOKENS:
             return 0
         counts, store = self._counts, self.store
         counts.publication_attempts += 1
@@ -208,16 +199,20 @@ class ContextCache:
         return self.store.remove(chain[0]) if chain else 0
 
     def _drain(self) -> None:
-        """Make sure that a copy which failed is over.
-
-        :raises BackendError: it cannot be known; the cache is poisoned.
-        """
+        """Make sure that a copy which failed is over; the cache is poisoned where that cannot be known."""
         self._counts.failed_copies += 1
         try:
             self._synchronize()
         except Exception:
-            self._poisoned = True
-            self.check_usable()
+            self.refusal = Refusal(
+                RefusalCode.ENGINE_FAILED,
+                "the context cache is not safe to use since a copy failed and the device did not come to rest; load "
+                "the engine again.",
+            )
+
+    def _check_usable(self) -> None:
+        if self.refusal is not None:
+            raise BackendError(self.refusal.message, self.refusal.code)
 
 
 def block_contents(

@@ -26,6 +26,8 @@ def seat_founders(
     if founder_request_id and count != 1:
         raise MisuseError(f"founder_request_id is given with {count} sequences; want one.")
     seeds = [admission.make_checked_seed(request, index, index, queued) for index in range(max(1, count))]
+    if request.save_system_prompt_kv_cache:
+        admission.reuse.save_system_prompts(seeds, add_special_tokens=not request.apply_chat_template)
     sequences = [admission.new_sequence(seed, founder_request_id or seed.original_index + 1) for seed in seeds]
     for row, sequence in enumerate(sequences):
         admission.seat(sequence, row)
@@ -43,8 +45,11 @@ def prefill_founders(context: GenerationContext, admission: Admission) -> None:
     for sequence in context.sequences:
         sequence.start(now, 0)
     for row, sequence in enumerate(context.sequences):
+        if not admission.reuse.begin(sequence, row):
+            continue
         while not sequence.finished and sequence.first is None:
             if context.token_broadcast is None:  # several ranks decide together, in prime_from_prefill
                 sequence.check_interrupts(time.monotonic())
             if not sequence.finished:
                 sequence.first = admission.prefill_chunk(context, sequence, row)
+        admission.reuse.keep_prompts(context)

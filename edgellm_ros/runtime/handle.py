@@ -113,6 +113,7 @@ def unstarted_response(handle: RequestHandle, reason: FinishReason, message: str
         logprobs=[[]],
         finish_reasons=[reason],
         input_token_counts=[handle.prompt_token_count],
+        reused_token_counts=[0],
         times=[SequenceTimes(queued=handle.queued)],
         messages=[message],
     )

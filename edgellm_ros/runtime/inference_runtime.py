@@ -11,7 +11,10 @@ from ..backends.base import Backend
 from ..engine_format import EngineConfig, Manifest
 from ..errors import InputTooLongError, Refusal, RequestError
 from .boundary import BoundaryHook
+from .cache_policy import DERIVE_REPLAY_TAIL
+from .context_cache import ContextCacheConfig
 from .rank_runtime import LLMRankRuntime
+from .replay_tail import derive_replay_tail, system_text
 from .request import LLMGenerationRequest, LLMGenerationResponse
 from .tokenizer import Tokenizer
 from .tool_calls import resolve_format
@@ -37,6 +40,7 @@ class LLMInferenceRuntime:
         backend: str | Backend = "auto",
         threads: int = 0,
         prefill_chunk: int = 256,
+        context_cache: ContextCacheConfig | None = None,
         join_chunk: int = 64,
         mixed_positions: int | None = None,
     ) -> None:
@@ -46,6 +50,7 @@ class LLMInferenceRuntime:
             backend=backend,
             threads=threads,
             prefill_chunk=prefill_chunk,
+            context_cache=context_cache,
             join_chunk=join_chunk,
             mixed_positions=mixed_positions,
         )
@@ -78,6 +83,10 @@ class LLMInferenceRuntime:
         ids: list[list[int]] = []
         formatted: list[str] = []
         counts: list[int] = []
+        system: list[str] = []
+        tail = request.context_cache_replay_tail_length
+        derive = tail == DERIVE_REPLAY_TAIL and len(request.requests) == 1 and self.rank.reuses_context
+        wants_system = request.save_system_prompt_kv_cache or self.rank.keeps_system_prompts
         given = request.pre_tokenized_input_ids
         if len(given) > len(request.requests):
             raise RequestError(
@@ -91,6 +100,7 @@ class LLMInferenceRuntime:
                 ids.append(list(given[index]))
                 formatted.append("")
                 counts.append(0)
+                system.append("")
                 continue
             if not item.messages:
                 raise RequestError(f"sequence {index} has neither messages nor ids; want one of them.")
@@ -105,14 +115,20 @@ class LLMInferenceRuntime:
             ids.append(prompt.token_ids)
             formatted.append(prompt.text)
             counts.append(prompt.control_token_count)
+            system.append(system_text(self.tokenizer, request, index, prompt) if wants_system else "")
+            if derive:
+                tail = derive_replay_tail(self.tokenizer, request, index, prompt)
         request.formatted_requests = formatted
         request.control_token_counts = counts
+        request.system_prompts = system
         return dataclasses.replace(
             request,
             pre_tokenized_input_ids=ids,
             formatted_requests=list(formatted),
             control_token_counts=list(counts),
             tool_format=self._tool_format(request),
+            system_prompts=list(system),
+            context_cache_replay_tail_length=max(0, tail),
         )
 
     def _tool_format(self, request: LLMGenerationRequest) -> str:

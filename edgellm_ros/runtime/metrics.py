@@ -15,11 +15,11 @@ class LLMPrefillMetrics:
     pruned_tokens: int = 0
     seconds: float = 0.0
 
-    def record(self, raw: int, effective: int) -> None:
-        """One sequence of ``raw`` prompt tokens of which ``effective`` were computed."""
+    def record(self, reused: int, computed: int) -> None:
+        """One sequence: prompt tokens that were known and that were computed."""
         self.total_runs += 1
-        self.reused_tokens += raw - effective
-        self.computed_tokens += effective
+        self.reused_tokens += reused
+        self.computed_tokens += computed
 
     @property
     def tokens_per_second(self) -> float:

@@ -20,14 +20,17 @@ from ..errors import (
 )
 from .admission import Admission
 from .boundary import BoundaryHook
+from .context_cache import ContextCache, ContextCacheConfig, ContextCacheMetrics
 from .decoding.vanilla import VanillaDecoding
 from .executor import ModelExecutor
 from .founding import prefill_founders, seat_founders
 from .generation import GenerationContext, InProgressGuard, RankLostError, SteppedGeneration, TokenBroadcastFn
 from .metrics import LLMGenerationMetrics, LLMPrefillMetrics
+from .prefix_reuse import PrefixReuse
 from .request import LLMGenerationRequest, LLMGenerationResponse
 from .results import append_result
 from .session import GenerationSession
+from .system_prompt import SystemPromptStore
 from .tokenizer import Tokenizer
 
 
@@ -38,7 +41,8 @@ class LLMRankRuntime:
     ``threads`` (0: all physical cores) is for the engine's own work; ``prefill_chunk`` is the most prompt tokens of
     one engine call, between which cancellation and deadlines are looked at; ``join_chunk`` is the same for a prompt
     that joins rows which decode: they wait for one such chunk a step at most. ``mixed_positions`` is the most positions
-    (rows times the longest chunk) of one call that holds both; None takes what was measured for the backend.
+    (rows times the longest chunk) of one call that holds both; None takes what was measured for the backend. With
+    ``context_cache`` prompts reuse what they have in common with earlier ones.
 
     :raises EngineDirectoryError: the directory fails a check.
     :raises BackendError: the device or engine library fails, or cannot run this directory.
@@ -55,7 +59,7 @@ class LLMRankRuntime:
         mapping: Any | None = None,
         tokenizer: Tokenizer | None = None,
         chat_template: Any | None = None,
-        context_cache: Any | None = None,
+        context_cache: ContextCacheConfig | None = None,
         checkpoint_dir: Path | str | None = None,
         draft_checkpoint_dir: Path | str | None = None,
         backend: Backend | str | None = None,
@@ -69,7 +73,6 @@ class LLMRankRuntime:
             ("lora_weights", lora_weights),
             ("drafting_config", drafting_config),
             ("mapping", mapping),
-            ("context_cache", context_cache),
             ("checkpoint_dir", checkpoint_dir),
             ("draft_checkpoint_dir", draft_checkpoint_dir),
         ):
@@ -81,6 +84,9 @@ class LLMRankRuntime:
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise EdgeLLMError(f"{name} is {value!r}; want a whole number of at least {least}.",
                                    RefusalCode.BAD_PARAMETER)  # fmt: skip
+        if context_cache is not None and not isinstance(context_cache, ContextCacheConfig):
+            raise EdgeLLMError(f"context_cache is {context_cache!r}; want a ContextCacheConfig.",
+                               RefusalCode.BAD_PARAMETER)  # fmt: skip
         self._directory = open_engine_directory(engine_dir)
         self.tokenizer = tokenizer or Tokenizer.from_directory(self._directory.path)
         if chat_template is not None:
@@ -105,7 +111,13 @@ class LLMRankRuntime:
                 self._backend.close()
             raise
         self._strategy = VanillaDecoding(self.executor, self.tokenizer)
-        self.admission = Admission(self.config, self.executor, self.tokenizer, self._strategy)
+        self._reuse = PrefixReuse(
+            None
+            if context_cache is None
+            else ContextCache(context_cache, self.executor.cache, self._backend.synchronize),
+            SystemPromptStore(self.executor, self.tokenizer),
+        )
+        self.admission = Admission(self.config, self.executor, self.tokenizer, self._strategy, self._reuse)
         self._latch = threading.Lock()
         self._open: SteppedGeneration | None = None
         self._closed = False
@@ -156,6 +168,34 @@ class LLMRankRuntime:
     def get_generation_metrics(self) -> LLMGenerationMetrics:
         """Live counters."""
         return self.admission.generation_metrics
+
+    def get_context_cache_metrics(self) -> ContextCacheMetrics | None:
+        """A copy of the counters; None where the context cache is off. Any thread may ask."""
+        cache = self._reuse.context_cache
+        return None if cache is None else cache.metrics()
+
+    @property
+    def reuses_context(self) -> bool:
+        """True where the context cache is on."""
+        return self._reuse.context_cache is not None
+
+    @property
+    def keeps_system_prompts(self) -> bool:
+        """True where saved system prompts are reused: the context cache is off, and there are some."""
+        return self._reuse.context_cache is None and len(self._reuse.system_prompts) > 0
+
+    def gen_and_save_system_prompt_kv_cache(self, prompt: str, lora_weights_name: str = "") -> bool:
+        """Run a system prompt, as the template writes it, and keep what later prompts that begin with it need not run.
+
+        True where it is kept, or was already, or is empty. False, with ``last_refusal``, where the context cache is on,
+        the adapter is not loaded, or it has no ids or too many. No request may be open.
+
+        :raises BackendError: the engine failed.
+        :raises MisuseError: a request is open.
+        """
+        self._check_idle()
+        self.last_refusal = self._reuse.save_system_prompt(prompt, lora_weights_name)
+        return self.last_refusal is None
 
     def get_embedding_table(self) -> EmbeddingTable:
         """Token embeddings [V,D]; valid for the life of the runtime."""
@@ -257,6 +297,7 @@ class LLMRankRuntime:
             if output_thinker_embeddings:
                 raise RequestError("this engine has no hidden-state output; leave output_thinker_embeddings off.",
                                    RefusalCode.UNSUPPORTED)  # fmt: skip
+            self._reuse.check(request, several_ranks=token_broadcast is not None)
             seat_founders(generation.context, self.admission, request, founder_request_id, queued)
             prefill_founders(generation.context, self.admission)
         except InputTooLongError as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RefusalCode, RequestError
 from ..json_values import shown
+from .cache_policy import DERIVE_REPLAY_TAIL, CacheCommitPolicy, CacheLookupPolicy
 from .guide_grammar import Guide
 
 if TYPE_CHECKING:
@@ -74,6 +75,11 @@ def _check(name: str, value: Any, low: float, high: float, *, integer: bool = Fa
         start = f"above {low}" if above else f"from {low}"
         kind = "a whole number" if integer else "a number"
         raise RequestError(f"{name} is {shown(value)}; want {kind} {start} to {high}.")
+
+
+def _check_kind(name: str, value: Any, kind: type[Enum]) -> None:
+    if not isinstance(value, kind):
+        raise RequestError(f"{name} is {shown(value)}; want a {kind.__name__}: {', '.join(kind.__members__)}.")
 
 
 @dataclass(frozen=True)
@@ -143,6 +149,7 @@ class Request:
     stop_strings: tuple[str, ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     ignore_eos: bool = False
+    context_cache_lookup_policy: CacheLookupPolicy | None = None
     guided_decoding: Guide | None = None
 
     def __post_init__(self) -> None:
@@ -162,6 +169,8 @@ class Request:
             _check("max_generate_length", self.max_generate_length, 1, 1 << 31, integer=True)
         if self.sampling_seed is not None:
             _check("sampling_seed", self.sampling_seed, 0, (1 << 64) - 1, integer=True)
+        if self.context_cache_lookup_policy is not None:
+            _check_kind("context_cache_lookup_policy", self.context_cache_lookup_policy, CacheLookupPolicy)
         if len(self.logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
             raise RequestError(f"logit_bias has {len(self.logit_bias)} entries; want at most {MAX_LOGIT_BIAS_ENTRIES}.")
         for token, bias in self.logit_bias.items():
@@ -179,7 +188,7 @@ class Request:
 class LLMGenerationRequest:
     """A batch of sequences and what they share; per-item fields win over the batch's.
 
-    ``pre_tokenized_input_ids``, ``formatted_requests`` and ``control_token_counts`` are filled by
+    ``pre_tokenized_input_ids`` and the fields after it are filled by
     ``LLMInferenceRuntime`` (ids that are given bypass template and tokenizer). ``deadline`` is seconds from the start
     of generation; 0 means none.
     """
@@ -200,15 +209,25 @@ class LLMGenerationRequest:
     num_logprobs: int = 0
     deadline: float = 0.0
     stream_channels: Sequence[StreamChannel | None] = ()
+    context_cache_lookup_policy: CacheLookupPolicy = CacheLookupPolicy.USE_CACHE
+    context_cache_commit_policy: CacheCommitPolicy = CacheCommitPolicy.INCLUDING_GENERATED_TOKENS
+    context_cache_replay_tail_length: int = 0  # -1: found out from the chat template, for one sequence
     on_token_generated: Callable[[int, int, int, bool], None] | None = None  # token, original index, step, finished
     pre_tokenized_input_ids: list[list[int]] = field(default_factory=list)
     formatted_requests: list[str] = field(default_factory=list)
     control_token_counts: list[int] = field(default_factory=list)  # control tokens that each item's text held
+    system_prompts: list[str] = field(default_factory=list)  # each item's system turn, as the template writes it
 
     def __post_init__(self) -> None:
         _check("max_generate_length", self.max_generate_length, 1, 1 << 31, integer=True)
         _check("num_logprobs", self.num_logprobs, 0, MAX_LOGPROBS, integer=True)
         _check("deadline", self.deadline, 0, 86400)
+        _check(
+            "context_cache_replay_tail_length", self.context_cache_replay_tail_length, DERIVE_REPLAY_TAIL, 1 << 31,
+            integer=True,
+        )  # fmt: skip
+        _check_kind("context_cache_lookup_policy", self.context_cache_lookup_policy, CacheLookupPolicy)
+        _check_kind("context_cache_commit_policy", self.context_cache_commit_policy, CacheCommitPolicy)
         if self.sampling_seed is not None:
             _check("sampling_seed", self.sampling_seed, 0, (1 << 64) - 1, integer=True)
 
@@ -243,6 +262,7 @@ class LLMGenerationResponse:
     logprobs: list[list[list[TokenLogprob]]] = field(default_factory=list)
     finish_reasons: list[FinishReason] = field(default_factory=list)
     input_token_counts: list[int] = field(default_factory=list)
+    reused_token_counts: list[int] = field(default_factory=list)  # of them, those that were known and not computed
     times: list[SequenceTimes] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)  # why, where a sequence ended in ERROR or DEADLINE
 

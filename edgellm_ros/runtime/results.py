@@ -28,5 +28,6 @@ def append_result(
     response.logprobs.append([list(candidates) for candidates in result.logprobs])
     response.finish_reasons.append(reason)
     response.input_token_counts.append(len(result.raw_input_ids))
+    response.reused_token_counts.append(result.reused_length)
     response.times.append(result.times)
     response.messages.append(result.refusal.message if result.refusal else "")

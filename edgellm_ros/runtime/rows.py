@@ -14,6 +14,7 @@ def evict_finished(context: GenerationContext, admission: Admission) -> None:
         if not sequence.finished:
             continue
         decoding = context.decoding_count
+        admission.reuse.keep_sequence(sequence, row)
         result = sequence.result(context.generation_round)
         admission.record(result)
         context.completed[result.original_index] = result

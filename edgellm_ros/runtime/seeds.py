@@ -8,6 +8,7 @@ from ..engine_format import BuilderLimits
 from ..errors import InputTooLongError, RefusalCode, RequestError
 from ..json_values import shown
 from .boundary import SlotSeed
+from .cache_policy import CachePolicy, CacheScope
 from .request import DEFAULT_SEED, MAX_BATCH, LLMGenerationRequest, Request
 
 
@@ -37,11 +38,6 @@ def check_request(request: LLMGenerationRequest, limits: BuilderLimits, vocab_si
                 f"adapter {shown(adapter_name(request, item))} is not loaded; leave lora_weights_name empty.",
                 RefusalCode.UNKNOWN_ADAPTER,
             )
-    if request.save_system_prompt_kv_cache:
-        raise RequestError(
-            "save_system_prompt_kv_cache is set; this engine keeps no system prompts: leave it off.",
-            RefusalCode.UNSUPPORTED,
-        )
     check_channels(request)
 
 
@@ -118,6 +114,13 @@ def make_seed(request: LLMGenerationRequest, index: int, original_index: int, qu
         deadline=request.deadline,
         stream_channel=request.stream_channels[index] if request.stream_channels else None,
         on_token_generated=request.on_token_generated,
+        system_prompt=request.system_prompts[index] if index < len(request.system_prompts) else "",
+        cache=CachePolicy(
+            lookup=item.context_cache_lookup_policy or request.context_cache_lookup_policy,
+            commit=request.context_cache_commit_policy,
+            replay_tail_length=max(0, request.context_cache_replay_tail_length),
+            scope=CacheScope(adapter=adapter_name(request, item)),
+        ),
         queued=queued,
     )
 

@@ -45,6 +45,9 @@ class Sequence:
         self.prompt_length = len(seed.prompt_ids)
         self.generate_length = 0
         self.committed_length = 0
+        self.reused_length = 0  # of the prompt: copied into the row, not computed
+        self.prompt_begun = False
+        self.prompt_kept = False  # offered for reuse
         self.budget = budget
         self.birth_round = 0
         self.finish_reason = _NOT_FINISHED
@@ -178,7 +181,8 @@ class Sequence:
             generate_length=self.generate_length,
             iterations=max(0, generation_round - self.birth_round),
             raw_input_ids=self.seed.prompt_ids,
-            effective_prefill_length=min(self.committed_length, self.prompt_length),
+            effective_prefill_length=min(self.committed_length, self.prompt_length) - self.reused_length,
+            reused_length=self.reused_length,
             finish_reason=self.finish_reason,
             refusal=self.refusal,
             text=text,

@@ -85,10 +85,12 @@ class GenerationSession:
             return False
         # A row that ended between steps leaves now: its consumer hears of it before the step, and the step is cheaper.
         self._evict()
+        self._begin_prompt()
         decoding = context.sequences[: context.decoding_count]
         if decoding and context.prefilling and self._mixed_step(decoding, context.prefilling[0]):
             context.generation_round += 1
             self._evict()
+            self._admission.reuse.keep_prompts(context)
             return True
         if decoding:
             self._decode(decoding)
@@ -97,7 +99,18 @@ class GenerationSession:
         if context.prefilling:
             self._prefill_chunk(context.prefilling[0], joining=bool(decoding))
             self._evict()
+        self._admission.reuse.keep_prompts(context)
         return True
+
+    def _begin_prompt(self) -> None:
+        """Have what is known of the next prompt copied into its row."""
+        context = self._context
+        while context.prefilling:
+            sequence = context.prefilling[0]
+            if self._admission.reuse.begin(sequence, context.sequences.index(sequence)):
+                return
+            sequence.emit()
+            self._evict()
 
     def _mixed_step(self, decoding: list[Sequence], joiner: Sequence) -> bool:
         """Both at once where that pays. False: it does not, or the engine failed, and then each is tried by itself.

@@ -133,8 +133,11 @@ class Tokenizer:
         enable_thinking: bool = False,
         special_tokens: SpecialTokenPolicy = SpecialTokenPolicy.LITERAL,
         tools: Sequence[Mapping[str, Any]] = (),
+        committed_turn: Mapping[str, str] | None = None,
     ) -> EncodedPrompt:
         """Render and encode. Without a template the contents are joined as they are and encoded as a fresh text.
+
+        ``committed_turn`` is one more turn, given to the template as it is.
 
         :raises RequestError: blank last message, control tokens where they are to be rejected, no chat template
             though one is wanted, or a template that refuses the conversation.
@@ -161,7 +164,7 @@ class Tokenizer:
             rendered = mark("".join(mark(message.content, message.role == "assistant") for message in messages), False)
         else:
             rendered = template.render(
-                template_messages(messages, mark),
+                [*template_messages(messages, mark), *([committed_turn] if committed_turn else [])],
                 tools=template_tools(tools, mark),
                 add_generation_prompt=add_generation_prompt,
                 enable_thinking=enable_thinking,

@@ -23,7 +23,7 @@ WAIT = 20.0  # seconds after which something that should happen has not
 
 
 def fake_runtime(path: Path, script: FakeScript | None = None, **limits) -> LLMInferenceRuntime:
-    names = ("prefill_chunk", "join_chunk", "mixed_positions")
+    names = ("prefill_chunk", "join_chunk", "mixed_positions", "context_cache")
     options = {name: limits.pop(name) for name in names if name in limits}
     write_fake_engine_directory(path, script or FakeScript(), **limits)
     return LLMInferenceRuntime(path, backend=FakeBackend(), **options)
