@@ -48,6 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="scratch memory that a kernel of the plan may take (default: %(default)s)",
     )
     parser.add_argument(
+        "--hidden-states",
+        type=int,
+        action="append",
+        default=[],
+        metavar="LAYER",
+        help="let the engine give the states of this layer too, from 1 on; may be repeated",
+    )
+    parser.add_argument(
         "--random-weights",
         action="store_true",
         help="CHECKPOINT is a config.json: build an engine of its shape with random weights and a byte tokenizer",
@@ -136,6 +144,7 @@ def run(arguments: argparse.Namespace) -> int:
             block_size=arguments.block_size,
             vision_precision=arguments.vision_precision,
             text_only=arguments.text_only,
+            hidden_states=arguments.hidden_states,
             random_seed=arguments.seed if arguments.random_weights else None,
         )
         if arguments.plan:
