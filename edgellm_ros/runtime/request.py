@@ -42,6 +42,23 @@ class FinishReason(IntEnum):
         return self.name.lower()
 
 
+class AnswerPart(str, Enum):
+    """What a piece of a generated sequence is."""
+
+    ANSWER = "answer"
+    REASONING = "reasoning"  # what the model thinks before it answers
+    TOOL_CALL = "tool_call"
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A function that a model wants called; ``arguments`` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
 class SpecialTokenPolicy(str, Enum):
     """What control tokens written in user text mean."""
 
@@ -94,12 +111,21 @@ class SamplingParameters:
 
 @dataclass(frozen=True)
 class Message:
-    """One turn of a conversation."""
+    """One turn of a conversation.
+
+    ``tool_calls`` and ``reasoning`` belong to turns of the assistant; ``tool_call_id`` and ``name`` to those of a tool,
+    whose ``content`` is its result.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+    reasoning: str | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "tool_calls", tuple(self.tool_calls))
         if not isinstance(self.role, str) or not self.role:
             raise RequestError(f"message role is {self.role!r}; want a non-empty string such as 'user'.")
         if not isinstance(self.content, str):
@@ -173,6 +199,8 @@ class LLMGenerationRequest:
     sampling_seed: int | None = None
     lora_weights_name: str = ""
     save_system_prompt_kv_cache: bool = False
+    tools: Sequence[Mapping[str, Any]] = ()  # functions that the model may call, as the chat template takes them
+    tool_format: str = ""  # how its calls are written: hermes, llama3, mistral; empty: as its template says
     apply_chat_template: bool = True
     add_generation_prompt: bool = True
     enable_thinking: bool = False
@@ -228,7 +256,9 @@ class LLMGenerationResponse:
     """Results by original index. ``output_ids`` are not trimmed by stop strings; ``output_texts`` are."""
 
     output_ids: list[list[int]] = field(default_factory=list)
-    output_texts: list[str] = field(default_factory=list)
+    output_texts: list[str] = field(default_factory=list)  # the answers, without reasoning and tool calls
+    reasoning_texts: list[str] = field(default_factory=list)
+    tool_calls: list[list[ToolCall]] = field(default_factory=list)
     logprobs: list[list[list[TokenLogprob]]] = field(default_factory=list)
     finish_reasons: list[FinishReason] = field(default_factory=list)
     input_token_counts: list[int] = field(default_factory=list)
@@ -238,8 +268,5 @@ class LLMGenerationResponse:
 
     def clear(self) -> None:
         """Forget the results of an earlier request."""
-        for values in (
-            self.output_ids, self.output_texts, self.logprobs, self.finish_reasons, self.input_token_counts,
-            self.reused_token_counts,            self.times, self.messages,
-        ):  # fmt: skip
+        for values in vars(self).values():
             values.clear()
