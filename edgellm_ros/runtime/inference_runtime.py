@@ -141,6 +141,7 @@ class LLMInferenceRuntime:
         request: LLMGenerationRequest,
         response: LLMGenerationResponse,
         *,
+        output_thinker_embeddings: bool = False,
         boundary_hook: BoundaryHook | None = None,
     ) -> bool:
         """Run a request to its end and fill ``response``; False leaves ``last_refusal``.
@@ -152,7 +153,12 @@ class LLMInferenceRuntime:
         self.last_refusal = None
         try:
             prepared = self.prepare(request)
-            if self.rank.handle_request(prepared, response, boundary_hook=boundary_hook):
+            if self.rank.handle_request(
+                prepared,
+                response,
+                output_thinker_embeddings=output_thinker_embeddings,
+                boundary_hook=boundary_hook,
+            ):
                 return True
             self.last_refusal = self.rank.last_refusal
         except InputTooLongError as error:

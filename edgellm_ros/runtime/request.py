@@ -67,7 +67,7 @@ class SpecialTokenPolicy(str, Enum):
     ALLOW = "allow"  # they act as control tokens
 
 
-def _check(name: str, value: Any, low: float, high: float, *, integer: bool = False, above: bool = False) -> None:
+def check_number(name: str, value: Any, low: float, high: float, *, integer: bool = False, above: bool = False) -> None:
     """Refuse a number outside its range; ``above`` leaves the lower end out."""
     kinds = (int,) if integer else (int, float)
     ok = isinstance(value, kinds) and not isinstance(value, bool)  # comparing is exact, also beyond every float
@@ -95,13 +95,13 @@ class SamplingParameters:
     frequency_penalty: float = 0.0
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, 0, 100)
-        _check("top_p", self.top_p, 0, 1, above=True)
-        _check("top_k", self.top_k, 0, 1 << 31, integer=True)
-        _check("min_p", self.min_p, 0, 1)
-        _check("repetition_penalty", self.repetition_penalty, 0, 100, above=True)
-        _check("presence_penalty", self.presence_penalty, -2, 2)
-        _check("frequency_penalty", self.frequency_penalty, -2, 2)
+        check_number("temperature", self.temperature, 0, 100)
+        check_number("top_p", self.top_p, 0, 1, above=True)
+        check_number("top_k", self.top_k, 0, 1 << 31, integer=True)
+        check_number("min_p", self.min_p, 0, 1)
+        check_number("repetition_penalty", self.repetition_penalty, 0, 100, above=True)
+        check_number("presence_penalty", self.presence_penalty, -2, 2)
+        check_number("frequency_penalty", self.frequency_penalty, -2, 2)
 
     @property
     def greedy(self) -> bool:
@@ -166,15 +166,15 @@ class Request:
             if not isinstance(stop, str) or not stop:
                 raise RequestError(f"a stop string is {stop!r}; want non-empty text.")
         if self.max_generate_length is not None:
-            _check("max_generate_length", self.max_generate_length, 1, 1 << 31, integer=True)
+            check_number("max_generate_length", self.max_generate_length, 1, 1 << 31, integer=True)
         if self.sampling_seed is not None:
-            _check("sampling_seed", self.sampling_seed, 0, (1 << 64) - 1, integer=True)
+            check_number("sampling_seed", self.sampling_seed, 0, (1 << 64) - 1, integer=True)
         if self.context_cache_lookup_policy is not None:
             _check_kind("context_cache_lookup_policy", self.context_cache_lookup_policy, CacheLookupPolicy)
         if len(self.logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
             raise RequestError(f"logit_bias has {len(self.logit_bias)} entries; want at most {MAX_LOGIT_BIAS_ENTRIES}.")
         for token, bias in self.logit_bias.items():
-            _check(f"logit_bias[{token}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+            check_number(f"logit_bias[{token}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
         if self.guided_decoding is not None:
             if not isinstance(self.guided_decoding, Guide):
                 raise RequestError(f"guided_decoding is {shown(self.guided_decoding)}; want a Guide.")
@@ -209,6 +209,7 @@ class LLMGenerationRequest:
     num_logprobs: int = 0
     deadline: float = 0.0
     stream_channels: Sequence[StreamChannel | None] = ()
+    accept_hidden_layer: int = 0  # whose states to keep where they are asked for; layers count from 1
     context_cache_lookup_policy: CacheLookupPolicy = CacheLookupPolicy.USE_CACHE
     context_cache_commit_policy: CacheCommitPolicy = CacheCommitPolicy.INCLUDING_GENERATED_TOKENS
     context_cache_replay_tail_length: int = 0  # -1: found out from the chat template, for one sequence
@@ -219,17 +220,17 @@ class LLMGenerationRequest:
     system_prompts: list[str] = field(default_factory=list)  # each item's system turn, as the template writes it
 
     def __post_init__(self) -> None:
-        _check("max_generate_length", self.max_generate_length, 1, 1 << 31, integer=True)
-        _check("num_logprobs", self.num_logprobs, 0, MAX_LOGPROBS, integer=True)
-        _check("deadline", self.deadline, 0, 86400)
-        _check(
+        check_number("max_generate_length", self.max_generate_length, 1, 1 << 31, integer=True)
+        check_number("num_logprobs", self.num_logprobs, 0, MAX_LOGPROBS, integer=True)
+        check_number("deadline", self.deadline, 0, 86400)
+        check_number(
             "context_cache_replay_tail_length", self.context_cache_replay_tail_length, DERIVE_REPLAY_TAIL, 1 << 31,
             integer=True,
         )  # fmt: skip
         _check_kind("context_cache_lookup_policy", self.context_cache_lookup_policy, CacheLookupPolicy)
         _check_kind("context_cache_commit_policy", self.context_cache_commit_policy, CacheCommitPolicy)
         if self.sampling_seed is not None:
-            _check("sampling_seed", self.sampling_seed, 0, (1 << 64) - 1, integer=True)
+            check_number("sampling_seed", self.sampling_seed, 0, (1 << 64) - 1, integer=True)
 
 
 @dataclass(frozen=True)
