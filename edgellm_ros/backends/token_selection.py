@@ -25,10 +25,10 @@ def select_tokens(
 ) -> np.ndarray:
     """Rows to keep, int32, ascending: every row outside the spans and ``quota`` rows of each span.
 
-    ``embeddings`` [L,D], any float type, bfloat16 as uint16. ``spans`` in ascending order, not touching each other's rows. The rows with
-    the largest sum of magnitudes are pivots: ``text_pivots`` outside the spans, for all spans alike, and in each span
-    ``image_pivots``, which stay. Each pivot in turn, the span's own first, takes its share of the rest: the rows with
-    the smallest cosine to it. Equal values go to the lower row.
+    ``embeddings`` [L,D], any float type, bfloat16 as uint16. ``spans`` in ascending order, not touching each other's
+    rows. The rows with the largest sum of magnitudes are pivots: ``text_pivots`` outside the spans, for all spans
+    alike, and in each span ``image_pivots``, which stay. Each pivot in turn, the span's own first, takes its share of
+    the rest: the rows with the smallest cosine to it. Equal values go to the lower row.
     """
     if embeddings.dtype == np.uint16:
         values = (embeddings.astype(np.uint32) << 16).view(np.float32)
