@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -126,6 +126,13 @@ def choose_limits(config: DecoderConfig, limits: BuilderLimits | None) -> Builde
     return limits
 
 
+def check_layers(layers: Collection[int], count: int) -> None:
+    """:raises CheckpointError: a number that is no layer of the model."""
+    for layer in layers:
+        if not isinstance(layer, int) or isinstance(layer, bool) or not 1 <= layer <= count:
+            raise CheckpointError(f"hidden states of layer {layer!r} are wanted; the model has layers 1 to {count}.")
+
+
 def plan_build(
     checkpoint: Checkpoint,
     *,
@@ -133,6 +140,7 @@ def plan_build(
     limits: BuilderLimits | None,
     lowering: str,
     block_size: int | None = None,
+    hidden_states: Collection[int] = (),
     vision_precision_name: str | None = None,
     text_only: bool = False,
     policy_settings: PolicySettings | None = None,
@@ -164,7 +172,8 @@ def plan_build(
     embedding = weights[EMBEDDING]
     shared = SharedTensor(EMBEDDING_FILE, len(embedding_header(embedding.shape, stored.element)))
     graph = Graph(target, stored, limits.max_kv_cache_capacity, {EMBEDDING: shared})
-    build_decoder(graph, config, weights)
+    check_layers(hidden_states, config.num_hidden_layers)
+    build_decoder(graph, config, weights, hidden_states)
     for token in checkpoint.eos_token_ids:
         if token >= config.vocab_size:
             raise CheckpointError(f"eos_token_id is {token}; want an id below {config.vocab_size}.")
@@ -282,6 +291,7 @@ def build_engine(
     lowering: str = "onnxruntime",
     random_seed: int | None = None,
     block_size: int | None = None,
+    hidden_states: Collection[int] = (),
     vision_precision: str | None = None,
     text_only: bool = False,
     policy_settings: Path | None = None,
@@ -292,7 +302,7 @@ def build_engine(
 
     What is there already and equal is left as it is; another engine directory is replaced in one step. Peak memory
     does not grow with the model. ``block_size`` is that of int4, 32 or 64. ``limits`` defaults to batch 4, input 1024,
-    cache 4096 or what the model allows.
+    cache 4096 or what the model allows. ``hidden_states`` names layers, from 1 on, whose states the engine gives too.
 
     A vision-language model gets its image tower under ``visual``, at ``vision_precision`` (fp32, fp16 or int8; that of
     the text, int8 where the text has fewer bits), unless it is ``text_only``. A policy gets its action engines under
@@ -307,10 +317,16 @@ def build_engine(
     place = Path(output).absolute()
     with closing(_open(source, random_seed)) as checkpoint:
         plan = plan_build(
-            checkpoint, precision=precision, limits=limits, lowering=lowering, block_size=block_size,
-            vision_precision_name=vision_precision, text_only=text_only,
+            checkpoint,
+            precision=precision,
+            limits=limits,
+            lowering=lowering,
+            block_size=block_size,
+            hidden_states=hidden_states,
+            vision_precision_name=vision_precision,
+            text_only=text_only,
             policy_settings=read_policy_settings(policy_settings),
-        )  # fmt: skip
+        )
         fingerprint = _fingerprint(plan, report)
         if holds_build(place, fingerprint):
             report(Progress("already built", 1, 1))

@@ -35,7 +35,8 @@ OTHER_KEYS = (
     "min_dynamic_patch", "max_dynamic_patch", "use_thumbnail", "dynamic_image_size", "downsample_ratio",
 )  # fmt: skip
 FLOATS = ("patch_embed", "projector.mm_input")  # matrices that stay as they are: few columns, and the first to err
-DEFAULT_PRECISIONS = {"fp32": "fp32", "fp16": "fp16", "int8": "int8", "int4": "int8"}
+DEFAULT_PRECISIONS = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "int8": "int8", "int4": "int8"}
+HALVES = ("fp16", "bf16")
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,10 @@ def find_vision_precision(name: str | None, text: str) -> Precision:
     :raises CheckpointError: one that a tower does not have.
     """
     name = name or DEFAULT_PRECISIONS[text]
-    if name not in ("fp32", "fp16", "int8"):
-        raise CheckpointError(f"vision precision is {name!r}; want fp32, fp16 or int8.")
-    if (name == "fp16") != (text == "fp16"):
-        raise CheckpointError(f"vision precision is {name} and that of the text {text}; want both or none as fp16.")
+    if name not in ("fp32", *HALVES, "int8"):
+        raise CheckpointError(f"vision precision is {name!r}; want fp32, fp16, bf16 or int8.")
+    if name != text and (name in HALVES or text in HALVES):
+        raise CheckpointError(f"vision precision is {name} and that of the text {text}; want {text} for both.")
     found = find_precision(name)
     return VisionPrecision(found.name, found.bits, found.block)
 

@@ -38,7 +38,7 @@ SIGLIP = {**TILES, "model_type": "siglip_vision_model", "vision_use_head": False
 
 @dataclass(frozen=True)
 class Kind:
-    """Prefix of its classes in transformers, its configuration, tokens of an image; ``grids``: images have their own."""
+    """Prefix of its classes in transformers, its configuration, tokens of an image or ``grids`` of its own."""
 
     classes: str
     config: dict[str, Any] = field(default_factory=dict)

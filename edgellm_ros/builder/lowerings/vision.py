@@ -133,7 +133,8 @@ class TensorRTLegacyVision(TensorRTVision):
         (mean,) = graph.node("ReduceMean", [wide], axes=[-1], keepdims=1)
         (centred,) = graph.node("Sub", [wide, mean])
         (variance,) = graph.node("ReduceMean", [graph.mul(centred, centred)], axes=[-1], keepdims=1)
-        (size,) = graph.node("Sqrt", [graph.add(variance, graph.constant(np.array(epsilon, dtype=np.float32)))])
+        small = graph.constant(np.array(epsilon, dtype=np.float32))
+        (size,) = graph.node("Sqrt", [graph.add(variance, small)])
         (unit,) = graph.node("Div", [centred, size])
         if graph.element != "float32":
             (unit,) = graph.node("Cast", [unit], to=graph.element)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from ..graph import Graph, Value
 from ..lowerings.base import real, whole
 from ..lowerings.vision import VISION_LOWERINGS, attention_in_parts
@@ -165,8 +163,3 @@ def spread(graph: Graph, table: str, like: Value, width: int) -> Value:
         (wanted,) = graph.node("Concat", [sizes, whole(graph, width)], axis=0)
         (graph.remembered[name],) = graph.node("Expand", [graph.as_element(table), wanted])
     return graph.remembered[name]
-
-
-def row_table(layers: Layers, values: np.ndarray) -> Value:
-    """A small constant as elements."""
-    return layers.graph.constant(values.astype(layers.graph.element))

@@ -53,8 +53,8 @@ class PatchTower:
     deepstack: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        divided("vision head size", self.head_dim, "the number of axes times two,", 4)
         divided("vision hidden_size", self.hidden_size, "num_heads", self.heads)
+        divided("vision head size", self.head_dim, "the number of axes times two,", 4)
         divided("patches of a window", self.window, "spatial_merge_size", self.merge)
 
     @property
