@@ -30,6 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--block-size", type=int, help="weights of int4 that share a scale: 32 (default) or 64")
     parser.add_argument(
+        "--vision-precision",
+        help="of the image tower: fp32, fp16, bf16 or int8 (default: that of the text, int8 for int4)",
+    )
+    parser.add_argument("--text-only", action="store_true", help="leave the image tower of the model out")
+    parser.add_argument(
         "--lowering", default="onnxruntime", choices=list(LOWERINGS), help="engine library that runs it"
     )
     parser.add_argument(
@@ -137,6 +142,8 @@ def run(arguments: argparse.Namespace) -> int:
             progress=progress,
             lowering=arguments.lowering,
             block_size=arguments.block_size,
+            vision_precision=arguments.vision_precision,
+            text_only=arguments.text_only,
             hidden_states=arguments.hidden_states,
             random_seed=arguments.seed if arguments.random_weights else None,
         )

@@ -51,6 +51,7 @@ class Report:
     prompt_characters: int = 0
     prompt_tokens: int | None = None
     completion_tokens: int = 0
+    reasoning_characters: int = 0  # of what the model thought before its answer, which is not published
     control_tokens: int | None = None  # found in the user's text
     history_turns: int = 0
     history_turns_dropped: int = 0
@@ -90,6 +91,7 @@ class Report:
             ("prompt_characters", self.prompt_characters),
             ("prompt_tokens", self.prompt_tokens),
             ("completion_tokens", self.completion_tokens),
+            ("reasoning_characters", self.reasoning_characters),
             ("control_tokens_in_prompt", self.control_tokens),
             ("history_turns", self.history_turns),
             ("history_turns_dropped", self.history_turns_dropped),

@@ -85,6 +85,9 @@ class _Decoder:
         x = graph.lowering.declare_inputs(graph, config.hidden_size, tables)
         for layer, plan in enumerate(config.layers):
             x = self._layer(x, f"model.layers.{layer}.", layer, plan)
+            if layer < config.deepstack:
+                plane = graph.input(f"deepstack_{layer}", "float32", ["batch", "sequence", config.hidden_size])
+                x = graph.add(x, graph.as_element(plane.name))
             if layer + 1 in hidden_states:
                 name = f"hidden_states_{layer + 1}"
                 graph.output(x, name, "float32", ["batch", "sequence", config.hidden_size])
