@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime
 
+from ..adapter_format import free_sizes
 from ..errors import BackendError
 from .base import DataType, EngineCapabilities
 from .cpu_engine import CPUEngine
@@ -128,8 +129,8 @@ class _LanguageProbe:
                 values: np.ndarray = np.cos(angles) if name.startswith("rope_cos_") else np.sin(angles)
             elif name in known:
                 values = np.asarray(known[name])
-            else:  # an adapter index, planes of an image: nothing of the kind here
-                free = iter((batch, chunk, 1, 1))
+            else:  # adapters, planes of an image: nothing of the kind here
+                free = iter(free_sizes(name, batch, chunk))
                 values = np.zeros([next(free) if size == -1 else size for size in spec.shape])
             shapes[name] = self._bind(name, spec.dtype, np.asarray(values))
         vocab_size = engine.outputs["logits"].shape[2]

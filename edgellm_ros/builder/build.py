@@ -12,6 +12,7 @@ from pathlib import Path
 
 from .. import __version__
 from ..action.policy_manifest import ACTION_DIRECTORY
+from ..adapter_format import CONFIG_KEY
 from ..engine_format import (
     CONFIG_FILE,
     EMBEDDING_FILE,
@@ -24,6 +25,7 @@ from ..engine_format import (
     Manifest,
 )
 from ..errors import CheckpointError
+from .adapters import AdapterRoom
 from .checkpoint import Checkpoint, open_checkpoint
 from .embedding_file import embedding_header, embedding_size, write_embedding
 from .engine_directory import holds_build, writing
@@ -141,6 +143,7 @@ def plan_build(
     lowering: str,
     block_size: int | None = None,
     hidden_states: Collection[int] = (),
+    lora: tuple[int, int] | None = None,
     vision_precision_name: str | None = None,
     text_only: bool = False,
     policy_settings: PolicySettings | None = None,
@@ -173,7 +176,8 @@ def plan_build(
     shared = SharedTensor(EMBEDDING_FILE, len(embedding_header(embedding.shape, stored.element)))
     graph = Graph(target, stored, limits.max_kv_cache_capacity, {EMBEDDING: shared})
     check_layers(hidden_states, config.num_hidden_layers)
-    build_decoder(graph, config, weights, hidden_states)
+    adapters = AdapterRoom(*lora) if lora is not None else None
+    build_decoder(graph, config, weights, hidden_states, adapters)
     for token in checkpoint.eos_token_ids:
         if token >= config.vocab_size:
             raise CheckpointError(f"eos_token_id is {token}; want an id below {config.vocab_size}.")
@@ -199,6 +203,7 @@ def plan_build(
             "num_key_value_heads": config.num_key_value_heads,
             "head_dim": config.head_dim,
             "tie_word_embeddings": config.tied,
+            **({CONFIG_KEY: adapters.format.to_json()} if adapters is not None else {}),
         },
     )
     files = lay_out(graph, config.family)
@@ -292,6 +297,7 @@ def build_engine(
     random_seed: int | None = None,
     block_size: int | None = None,
     hidden_states: Collection[int] = (),
+    lora: tuple[int, int] | None = None,
     vision_precision: str | None = None,
     text_only: bool = False,
     policy_settings: Path | None = None,
@@ -303,6 +309,7 @@ def build_engine(
     What is there already and equal is left as it is; another engine directory is replaced in one step. Peak memory
     does not grow with the model. ``block_size`` is that of int4, 32 or 64. ``limits`` defaults to batch 4, input 1024,
     cache 4096 or what the model allows. ``hidden_states`` names layers, from 1 on, whose states the engine gives too.
+    ``lora`` (rank, slots) leaves room for adapters.
 
     A vision-language model gets its image tower under ``visual``, at ``vision_precision`` (fp32, fp16 or int8; that of
     the text, int8 where the text has fewer bits), unless it is ``text_only``. A policy gets its action engines under
@@ -323,6 +330,7 @@ def build_engine(
             lowering=lowering,
             block_size=block_size,
             hidden_states=hidden_states,
+            lora=lora,
             vision_precision_name=vision_precision,
             text_only=text_only,
             policy_settings=read_policy_settings(policy_settings),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ...adapter_format import free_sizes
 from ...errors import BackendError, EdgeLLMError
 from ..base import DataType, EngineCapabilities
 from .engine_frame import EngineFrame
@@ -147,8 +148,8 @@ class LanguageProbe:
                 values: np.ndarray = np.cos(angles) if name.startswith("rope_cos_") else np.sin(angles)
             elif name in known:
                 values = np.asarray(known[name])
-            else:  # an adapter index, planes of an image: nothing of the kind here
-                free = iter((batch, chunk, 1, 1))
+            else:  # adapters, planes of an image: nothing of the kind here
+                free = iter(free_sizes(name, batch, chunk))
                 values = np.zeros([next(free) if size == -1 else size for size in spec.shape])
             shapes[name] = values.shape
             engine.bind(name, self._make_tensor(values.astype(spec.dtype.numpy), spec.dtype))
