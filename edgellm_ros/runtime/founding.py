@@ -45,6 +45,7 @@ def prefill_founders(context: GenerationContext, admission: Admission) -> None:
     for sequence in context.sequences:
         sequence.start(now, 0)
     for row, sequence in enumerate(context.sequences):
+        admission.reuse.keep_prompts(context)  # for this one; the last prompt waits until its token is delivered
         if not admission.reuse.begin(sequence, row):
             continue
         while not sequence.finished and sequence.first is None:
@@ -52,4 +53,3 @@ def prefill_founders(context: GenerationContext, admission: Admission) -> None:
                 sequence.check_interrupts(time.monotonic())
             if not sequence.finished:
                 sequence.first = admission.prefill_chunk(context, sequence, row)
-        admission.reuse.keep_prompts(context)
