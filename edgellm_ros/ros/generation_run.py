@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import EdgeLLMError, MisuseError, Refusal, RefusalCode
+from ..runtime.cache_policy import DERIVE_REPLAY_TAIL
 from ..runtime.request import FinishReason, LLMGenerationRequest, LLMGenerationResponse, Request
 from ..runtime.streaming import StreamChannel
 from .engine_host import EngineHost
@@ -76,6 +77,7 @@ class GenerationRun:
             sampling_seed=self._request.seed,
             special_tokens=settings.prompt.special_token_policy,
             deadline=generation.timeout,
+            context_cache_replay_tail_length=DERIVE_REPLAY_TAIL,
         )
 
     def stream(self) -> bool:

@@ -78,10 +78,12 @@ class PromptRequest:
         response: LLMGenerationResponse | None = None,
     ) -> Report:
         """The account of the request as it is now; ``refusal`` says why there is no (complete) answer."""
-        reason, prompt_tokens, completion_tokens, times = FinishReason.ERROR, None, 0, SequenceTimes()
+        reason, completion_tokens, times = FinishReason.ERROR, 0, SequenceTimes()
+        prompt_tokens, reused_tokens = None, None
         if response is not None and response.finish_reasons:
             reason = response.finish_reasons[0]
             prompt_tokens = response.input_token_counts[0] if response.input_token_counts else None
+            reused_tokens = response.reused_token_counts[0] if response.reused_token_counts else None
             completion_tokens = len(response.output_ids[0]) if response.output_ids else 0
             times = response.times[0] if response.times else times
         if refusal is not None:
@@ -99,6 +101,7 @@ class PromptRequest:
             seed=self.seed,
             prompt_characters=len(self.prompt),
             prompt_tokens=prompt_tokens,
+            reused_tokens=reused_tokens,
             completion_tokens=completion_tokens,
             control_tokens=self.control_tokens,
             history_turns=self.history_turns,
