@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import __version__
@@ -17,6 +17,7 @@ from ..engine_format import (
     FORMAT_VERSION,
     GRAPH_FILE,
     MANIFEST_FILE,
+    VISUAL_DIRECTORY,
     BuilderLimits,
     EngineConfig,
     Manifest,
@@ -34,6 +35,7 @@ from .onnx_writer import GraphFiles, check_packages, lay_out, write_weights
 from .quantize import precision as find_precision
 from .random_weights import open_random_checkpoint
 from .text_checkpoint import text_checkpoint
+from .vision_build import VisionPlan, find_vision_precision, plan_vision, write_vision
 from .weights import Weight, checkpoint_weight
 
 DEFAULT_BATCH, DEFAULT_INPUT, DEFAULT_CAPACITY = 4, 1024, 4096
@@ -61,6 +63,7 @@ class BuildPlan:
     embedding: Weight
     config: EngineConfig
     tokenizer_files: Mapping[str, bytes]
+    vision: VisionPlan | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -113,6 +116,13 @@ def choose_limits(config: DecoderConfig, limits: BuilderLimits | None) -> Builde
     return limits
 
 
+def check_layers(layers: Collection[int], count: int) -> None:
+    """:raises CheckpointError: a number that is no layer of the model."""
+    for layer in layers:
+        if not isinstance(layer, int) or isinstance(layer, bool) or not 1 <= layer <= count:
+            raise CheckpointError(f"hidden states of layer {layer!r} are wanted; the model has layers 1 to {count}.")
+
+
 def plan_build(
     checkpoint: Checkpoint,
     *,
@@ -120,25 +130,34 @@ def plan_build(
     limits: BuilderLimits | None,
     lowering: str,
     block_size: int | None = None,
+    hidden_states: Collection[int] = (),
+    vision_precision_name: str | None = None,
+    text_only: bool = False,
 ) -> BuildPlan:
     """Check the checkpoint and describe the engine; reads no weights.
 
     :raises CheckpointError: the checkpoint or a setting is refused.
     """
-    checkpoint = text_checkpoint(checkpoint)
     target, stored = find_lowering(lowering), find_precision(precision, block_size)
     if precision not in target.precisions:
         raise CheckpointError(
             f"precision is {precision!r}; the lowering {lowering} has {', '.join(target.precisions)}."
         )
+    vision = None
+    if not text_only:
+        vision = plan_vision(checkpoint, target, find_vision_precision(vision_precision_name, precision))
+    checkpoint = text_checkpoint(checkpoint, whole=vision is not None)
     config = read_config(checkpoint.config)
+    if vision is not None:
+        config = replace(config, deepstack=vision.config["tower"].get("deepstack_planes", 0))
     limits = choose_limits(config, limits)
     check_tensors(config, checkpoint.shapes)
     weights = {name: checkpoint_weight(checkpoint, name) for name in decoder_tensors(config)}
     embedding = weights[EMBEDDING]
     shared = SharedTensor(EMBEDDING_FILE, len(embedding_header(embedding.shape, stored.element)))
     graph = Graph(target, stored, limits.max_kv_cache_capacity, {EMBEDDING: shared})
-    build_decoder(graph, config, weights)
+    check_layers(hidden_states, config.num_hidden_layers)
+    build_decoder(graph, config, weights, hidden_states)
     for token in checkpoint.eos_token_ids:
         if token >= config.vocab_size:
             raise CheckpointError(f"eos_token_id is {token}; want an id below {config.vocab_size}.")
@@ -167,7 +186,7 @@ def plan_build(
         },
     )
     files = lay_out(graph, config.family)
-    return BuildPlan(checkpoint, graph, files, embedding, engine, checkpoint.tokenizer_files())
+    return BuildPlan(checkpoint, graph, files, embedding, engine, checkpoint.tokenizer_files(), vision)
 
 
 def _fingerprint(plan: BuildPlan, progress: ProgressCallback) -> str:
@@ -185,6 +204,9 @@ def _fingerprint(plan: BuildPlan, progress: ProgressCallback) -> str:
     checksum.update(_dump(plan.config.to_json()))
     for name, content in sorted(plan.tokenizer_files.items()):
         checksum.update(name.encode() + b"\0" + hashlib.sha256(content).digest())
+    if plan.vision is not None:
+        checksum.update(hashlib.sha256(plan.vision.files.model).digest())
+        checksum.update(f"{plan.vision.graph.precision.name} {json.dumps(plan.vision.config)}".encode())
     return checksum.hexdigest()
 
 
@@ -196,7 +218,9 @@ def _write_file(path: Path, content: bytes) -> None:
 
 
 def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: ProgressCallback) -> None:
+    vision = plan.vision
     total = plan.graph_files.data_size + embedding_size(plan.embedding.shape, plan.graph.element)
+    total += 0 if vision is None else vision.files.data_size
     done = 0
 
     def step(count: int) -> None:
@@ -210,6 +234,11 @@ def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: Progres
     _write_file(directory / CONFIG_FILE, _dump(plan.config.to_json()))
     for name, content in plan.tokenizer_files.items():
         _write_file(directory / name, content)
+    sizes = {name: (directory / name).stat().st_size for name in plan.sizes}
+    if vision is not None:
+        source = (plan.checkpoint.source, plan.checkpoint.licence, fingerprint)
+        written = write_vision(vision, directory / VISUAL_DIRECTORY, source, _write_file, step)
+        sizes |= {f"{VISUAL_DIRECTORY}/{name}": size for name, size in written.items()}
     manifest = Manifest(
         lowering=plan.graph.lowering.name,
         precision=plan.graph.precision.name,
@@ -217,7 +246,7 @@ def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: Progres
         source=plan.checkpoint.source,
         licence=plan.checkpoint.licence,
         fingerprint=fingerprint,
-        files={name: (directory / name).stat().st_size for name in plan.sizes},
+        files=sizes,
     )
     _write_file(directory / MANIFEST_FILE, _dump(manifest.to_json()))
 
@@ -238,6 +267,9 @@ def build_engine(
     lowering: str = "onnxruntime",
     random_seed: int | None = None,
     block_size: int | None = None,
+    hidden_states: Collection[int] = (),
+    vision_precision: str | None = None,
+    text_only: bool = False,
 ) -> Path:
     """Build ``output`` from a Hugging Face folder, a ``.gguf`` file or a name of ``WHEEL_MODELS``; returns its path.
 
@@ -245,7 +277,10 @@ def build_engine(
 
     What is there already and equal is left as it is; another engine directory is replaced in one step. Peak memory
     does not grow with the model. ``block_size`` is that of int4, 32 or 64. ``limits`` defaults to batch 4, input 1024,
-    cache 4096 or what the model allows.
+    cache 4096 or what the model allows. ``hidden_states`` names layers, from 1 on, whose states the engine gives too.
+
+    A vision-language model gets its image tower under ``visual``, at ``vision_precision`` (fp32, fp16 or int8; that of
+    the text, int8 where the text has fewer bits), unless it is ``text_only``.
 
     :raises CheckpointError: the checkpoint or a setting is refused.
     :raises EngineDirectoryError: ``output`` cannot be written.
@@ -255,11 +290,21 @@ def build_engine(
     report = progress or (lambda state: None)
     place = Path(output).absolute()
     with closing(_open(source, random_seed)) as checkpoint:
-        plan = plan_build(checkpoint, precision=precision, limits=limits, lowering=lowering, block_size=block_size)
+        plan = plan_build(
+            checkpoint,
+            precision=precision,
+            limits=limits,
+            lowering=lowering,
+            block_size=block_size,
+            hidden_states=hidden_states,
+            vision_precision_name=vision_precision,
+            text_only=text_only,
+        )
         fingerprint = _fingerprint(plan, report)
         if holds_build(place, fingerprint):
             report(Progress("already built", 1, 1))
             return place
-        with writing(place, fingerprint, sum(plan.sizes.values())) as directory:
+        needed = sum(plan.sizes.values()) + (sum(plan.vision.sizes.values()) if plan.vision else 0)
+        with writing(place, fingerprint, needed) as directory:
             _write(plan, fingerprint, directory, report)
     return place

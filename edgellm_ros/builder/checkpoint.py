@@ -66,6 +66,10 @@ class Checkpoint(Protocol):
         """
         ...
 
+    def processor_files(self) -> Mapping[str, bytes]:
+        """Content of the image processor's JSON files, by file name; none where there are none."""
+        ...
+
     def digest(self, progress: Callable[[int], None] | None = None) -> str:
         """SHA-256 over all that determines the result: weights, configuration, tokenizer."""
         ...

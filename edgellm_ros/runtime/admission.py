@@ -11,7 +11,7 @@ from .decoding.strategy import Accepted, DecodingStrategy
 from .executor import ModelExecutor
 from .generation import GenerationContext, RankLostError
 from .guided import GuideCompiler
-from .metrics import LLMGenerationMetrics, LLMPrefillMetrics
+from .metrics import LLMGenerationMetrics, LLMPrefillMetrics, SpecDecodeGenerationMetrics
 from .prefix_reuse import PrefixReuse
 from .request import LLMGenerationRequest
 from .seeds import check_prompt, check_request, make_seed, token_budget
@@ -37,6 +37,7 @@ class Admission:
         self.reuse = reuse
         self.prefill_metrics = LLMPrefillMetrics()
         self.generation_metrics = LLMGenerationMetrics()
+        self.spec_decode_metrics = SpecDecodeGenerationMetrics()
         self._rules = EndRules(config.eos_token_id, tokenizer)
         self._guides = GuideCompiler(tokenizer, config.vocab_size, config.eos_token_id, self._rules.reasoning)
 

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from ..errors import Refusal
+from .answer_text import AnswerRules
 from .cache_policy import CachePolicy
 from .guide_grammar import Guide
 from .request import (
@@ -17,6 +18,7 @@ from .request import (
     SamplingParameters,
     SequenceTimes,
     TokenLogprob,
+    ToolCall,
 )
 from .streaming import StreamChannel
 
@@ -45,6 +47,7 @@ class SlotSeed:
     guided_decoding: Guide | None = None
     skip_special_tokens: bool = True
     enable_thinking: bool = False
+    tool_format: str = ""
     num_logprobs: int = 0
     deadline: float = 0.0  # seconds from the start of its work; 0: none
     stream_channel: StreamChannel | None = None
@@ -58,8 +61,9 @@ class SlotSeed:
 class BatchResult:
     """A sequence that has ended, filed under its original index when it left its row.
 
-    ``token_ids`` is the whole history, prompt included; its last ``generate_length`` are the answer. ``text`` is the
-    answer as it was streamed, None where no text pass was needed while it ran.
+    ``token_ids`` is the whole history, prompt included; its last ``generate_length`` are what was generated. ``text``
+    is the answer as it was streamed, None where no text pass was needed while it ran; ``answer_rules`` say how to read
+    it then.
     """
 
     original_index: int
@@ -73,6 +77,9 @@ class BatchResult:
     finish_reason: FinishReason
     refusal: Refusal | None  # why, where it ended in ERROR or DEADLINE
     text: str | None
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+    answer_rules: AnswerRules
     logprobs: tuple[tuple[TokenLogprob, ...], ...]
     skip_special_tokens: bool
     times: SequenceTimes

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from .answer_text import AnswerReader, AnswerRules, Piece, split_pieces
 from .boundary import SlotSeed
-from .request import FinishReason, TokenLogprob
-from .streaming import StreamChannel, TextStream
+from .request import AnswerPart, FinishReason, TokenLogprob, ToolCall
+from .streaming import StreamChannel
 from .tokenizer import Tokenizer
 
 _NOT_FINISHED = FinishReason.NOT_FINISHED
@@ -16,26 +17,28 @@ class Delivery:
     Text is read while it runs only where someone waits for it: a channel, or stop strings.
     """
 
-    def __init__(self, seed: SlotSeed, tokenizer: Tokenizer) -> None:
+    def __init__(self, seed: SlotSeed, tokenizer: Tokenizer, rules: AnswerRules) -> None:
         self._seed = seed
         self._tokenizer = tokenizer
+        self._rules = rules
         self.channel: StreamChannel | None = None
-        self._text: TextStream | None = self._new_text() if seed.stop_strings else None
-        self._parts: list[str] = []
-        # A channel with another rule for special tokens reads the same bytes through a text pass of its own.
-        self._channel_text: TextStream | None = None
+        self._reader: AnswerReader | None = self._new_reader(seed.skip_special_tokens) if seed.stop_strings else None
+        self._pieces: list[Piece] = []
+        # A channel with another rule for special tokens reads the same tokens by itself.
+        self._channel_reader: AnswerReader | None = None
+        self._unsent_part = AnswerPart.ANSWER
         self._unsent_text = ""
+        self._unsent_calls: list[ToolCall] = []
         self._unsent_ids: list[int] = []
         self._unsent_logprobs: list[tuple[TokenLogprob, ...]] = []
         self._ended = False
 
-    def _new_text(self) -> TextStream:
-        return TextStream(self._seed.stop_strings, self._tokenizer.strips_leading_space)
+    def _new_reader(self, skip_special_tokens: bool) -> AnswerReader:
+        return AnswerReader(self._rules, self._tokenizer, skip_special_tokens, self._seed.stop_strings)
 
-    @property
-    def text(self) -> str | None:
-        """The answer so far, None where nobody waits for it."""
-        return "".join(self._parts) if self._text is not None else None
+    def read(self) -> tuple[str | None, str, tuple[ToolCall, ...]]:
+        """Answer, reasoning and calls so far; the answer is None where nobody waits for it."""
+        return split_pieces(self._pieces) if self._reader is not None else (None, "", ())
 
     def attach(self) -> None:
         """Claim the stream channel; from here on a terminal chunk is owed.
@@ -47,34 +50,42 @@ class Delivery:
             return
         channel.attach()
         self.channel = channel
-        if self._text is None:
-            self._text = self._new_text()
+        if self._reader is None:
+            self._reader = self._new_reader(self._seed.skip_special_tokens)
         if channel.skip_special_tokens != self._seed.skip_special_tokens:
-            self._channel_text = self._new_text()
+            self._channel_reader = self._new_reader(channel.skip_special_tokens)
 
     def take(self, token_id: int, logprobs: tuple[TokenLogprob, ...]) -> bool:
         """Read one more token; True when the text ends here, at a stop string."""
-        stream = self._text
-        if stream is None:
+        reader = self._reader
+        if reader is None:
             return False
-        tokenizer = self._tokenizer
-        text = stream.feed(tokenizer.token_bytes(token_id, self._seed.skip_special_tokens))
-        if text:
-            self._parts.append(text)
+        pieces = reader.feed(token_id)
+        self._pieces += pieces
         channel = self.channel
         if channel is not None:
-            if self._channel_text is not None:
-                text = self._channel_text.feed(tokenizer.token_bytes(token_id, channel.skip_special_tokens))
-            self._unsent_text += text
+            self._keep(channel, pieces if self._channel_reader is None else self._channel_reader.feed(token_id))
             self._unsent_ids.append(token_id)
             if self._seed.num_logprobs:
                 self._unsent_logprobs.append(logprobs)
-        return stream.stopped
+        return reader.stopped
+
+    def _keep(self, channel: StreamChannel, pieces: list[Piece]) -> None:
+        """Hold pieces back for the next chunk; one of another part than what is held sends that on its way."""
+        for piece in pieces:
+            if piece.part is not self._unsent_part:
+                if self._unsent_text or self._unsent_calls:
+                    self._push(channel, _NOT_FINISHED)
+                self._unsent_part = piece.part
+            self._unsent_text += piece.text
+            if piece.tool_call is not None:
+                self._unsent_calls.append(piece.tool_call)
 
     def emit(self) -> None:
-        """Push a chunk where one is due: there is text, and the interval has passed."""
+        """Push a chunk where one is due: there is something to say, and the interval has passed."""
         channel = self.channel
-        if channel is not None and self._unsent_text and len(self._unsent_ids) >= channel.interval:
+        waiting = self._unsent_text or self._unsent_calls
+        if channel is not None and waiting and len(self._unsent_ids) >= channel.interval:
             self._push(channel, _NOT_FINISHED)
 
     def finish(self, reason: FinishReason) -> FinishReason:
@@ -82,18 +93,17 @@ class Delivery:
         if self._ended:
             return reason
         self._ended = True
-        rest = ""
-        if self._text is not None:
-            rest = self._text.finish()
-            self._parts.append(rest)
+        rest = self._reader.finish() if self._reader is not None else []
+        self._pieces += rest
         if self.channel is None:
             return reason
-        self._unsent_text += rest if self._channel_text is None else self._channel_text.finish()
+        self._keep(self.channel, rest if self._channel_reader is None else self._channel_reader.finish())
         return self._push(self.channel, reason)
 
     def _push(self, channel: StreamChannel, reason: FinishReason) -> FinishReason:
         reason = channel.push(
-            self._unsent_ids, self._unsent_text, len(self._seed.prompt_ids), self._unsent_logprobs, reason
-        )
-        self._unsent_ids, self._unsent_logprobs, self._unsent_text = [], [], ""
+            self._unsent_ids, self._unsent_text, len(self._seed.prompt_ids), self._unsent_logprobs, reason,
+            self._unsent_part, self._unsent_calls,
+        )  # fmt: skip
+        self._unsent_ids, self._unsent_logprobs, self._unsent_text, self._unsent_calls = [], [], "", []
         return reason

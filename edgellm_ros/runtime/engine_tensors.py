@@ -9,6 +9,8 @@ from ..backends.base import Backend, DataType, EmbeddingTable, Engine, RopeKind,
 from ..engine_format import EMBEDDING_FILE, EngineConfig
 from ..errors import EngineDirectoryError
 
+HIDDEN_STATES = "hidden_states_"  # before the number of a layer
+
 
 class Per(Enum):
     """What a tensor of a call has one entry for; B rows, S positions each, logits of R positions each."""
@@ -41,6 +43,8 @@ def tensor_forms(config: EngineConfig) -> dict[str, Form]:
         "last_token_index": Form(Per.WANTED),
         "logits": Form(Per.WANTED, config.vocab_size, DataType.FLOAT32),
     }
+    states = Form(Per.POSITION, config.hidden_size, DataType.FLOAT32)
+    forms |= {f"{HIDDEN_STATES}{layer}": states for layer in range(1, config.num_hidden_layers + 1)}
     for kind, rope in config.rope.items():
         half = Form(Per.POSITION, len(rope.inverse_frequency), DataType.FLOAT32)
         forms[f"rope_cos_{kind}"] = forms[f"rope_sin_{kind}"] = half
@@ -71,6 +75,11 @@ class EngineTensors:
         self.ropes = {
             kind: RopeKind(kind, tuple(rope.inverse_frequency), rope.scale) for kind, rope in config.rope.items()
         }
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Layers whose states the engine gives, from 1 on."""
+        return tuple(sorted(int(name.removeprefix(HIDDEN_STATES)) for name in self.bound if HIDDEN_STATES in name))
 
     def shapes(self, batch: int, chunk: int, wanted: int) -> dict[str, tuple[int, ...]]:
         """The shape of every bound tensor in a call."""

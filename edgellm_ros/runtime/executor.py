@@ -126,6 +126,17 @@ class ModelExecutor:
             logits: np.ndarray = self._backend.read_async(call.logits).wait()
         return logits.reshape(count, self.vocab_size)
 
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Layers whose states the engine gives."""
+        return self.tensors.hidden_layers
+
+    def hidden_states(self, layer: int, count: int) -> np.ndarray:
+        """The first ``count`` positions of the last ``prefill``, float32 [count,D], a copy; layer 0 is what went in."""
+        tensor = self.tensors.bound[f"hidden_states_{layer}" if layer else "inputs_embeds"]
+        values: np.ndarray = self._backend.read_async(tensor.prefix((count, tensor.shape[-1]))).wait()
+        return values
+
     def _padded(self, count: int, start: int) -> int:
         return min(_bucket(count), self.prefill_chunk, self.limits.max_kv_cache_capacity - start)
 

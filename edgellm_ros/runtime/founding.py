@@ -7,6 +7,7 @@ import time
 from ..errors import MisuseError
 from .admission import Admission
 from .generation import GenerationContext
+from .hidden_states import EMBEDDINGS_LAYER, HiddenStates
 from .request import LLMGenerationRequest
 
 
@@ -36,11 +37,20 @@ def seat_founders(
         sequence.attach()
 
 
-def prefill_founders(context: GenerationContext, admission: Admission) -> None:
+def prefill_founders(
+    context: GenerationContext, admission: Admission, hidden_states: HiddenStates, layer: int | None = None
+) -> None:
     """Run the prompts; the first token of each waits in ``Sequence.first``.
+
+    With a ``layer``, its hidden states and the input embeddings are kept.
 
     :raises RankLostError: a rank is gone.
     """
+    if layer is not None:
+        prompts = [sequence.seed.prompt_ids for sequence in context.sequences]
+        hidden_states.expect((EMBEDDINGS_LAYER, layer), prompts)
+        for sequence in context.sequences:
+            sequence.prompt_begun = True  # what is reused would have no states
     now = time.monotonic()
     for sequence in context.sequences:
         sequence.start(now, 0)
@@ -52,4 +62,8 @@ def prefill_founders(context: GenerationContext, admission: Admission) -> None:
             if context.token_broadcast is None:  # several ranks decide together, in prime_from_prefill
                 sequence.check_interrupts(time.monotonic())
             if not sequence.finished:
+                cached = sequence.committed_length
                 sequence.first = admission.prefill_chunk(context, sequence, row)
+                count = sequence.committed_length - cached
+                for kept in hidden_states.layers if count else ():
+                    hidden_states.add(kept, row, admission.executor.hidden_states(kept, count))

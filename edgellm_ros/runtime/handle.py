@@ -108,6 +108,8 @@ def unstarted_response(handle: RequestHandle, reason: FinishReason, message: str
     return LLMGenerationResponse(
         output_ids=[[]],
         output_texts=[""],
+        reasoning_texts=[""],
+        tool_calls=[[]],
         logprobs=[[]],
         finish_reasons=[reason],
         input_token_counts=[handle.prompt_token_count],

@@ -17,6 +17,7 @@ from .rank_runtime import LLMRankRuntime
 from .replay_tail import derive_replay_tail, system_text
 from .request import LLMGenerationRequest, LLMGenerationResponse
 from .tokenizer import Tokenizer
+from .tool_calls import resolve_format
 
 MAX_INPUT_BYTES = 10**6  # text of all messages of a request
 
@@ -109,6 +110,7 @@ class LLMInferenceRuntime:
                 add_generation_prompt=request.add_generation_prompt,
                 enable_thinking=request.enable_thinking,
                 special_tokens=request.special_tokens,
+                tools=request.tools,
             )
             ids.append(prompt.token_ids)
             formatted.append(prompt.text)
@@ -124,15 +126,22 @@ class LLMInferenceRuntime:
             pre_tokenized_input_ids=ids,
             formatted_requests=list(formatted),
             control_token_counts=list(counts),
+            tool_format=self._tool_format(request),
             system_prompts=list(system),
             context_cache_replay_tail_length=max(0, tail),
         )
+
+    def _tool_format(self, request: LLMGenerationRequest) -> str:
+        template = self.tokenizer.chat_template if request.apply_chat_template else None
+        form = resolve_format(request.tool_format, bool(request.tools), template.source if template else "")
+        return form.name if form is not None else ""
 
     def handle_request(
         self,
         request: LLMGenerationRequest,
         response: LLMGenerationResponse,
         *,
+        output_thinker_embeddings: bool = False,
         boundary_hook: BoundaryHook | None = None,
     ) -> bool:
         """Run a request to its end and fill ``response``; False leaves ``last_refusal``.
@@ -144,7 +153,12 @@ class LLMInferenceRuntime:
         self.last_refusal = None
         try:
             prepared = self.prepare(request)
-            if self.rank.handle_request(prepared, response, boundary_hook=boundary_hook):
+            if self.rank.handle_request(
+                prepared,
+                response,
+                output_thinker_embeddings=output_thinker_embeddings,
+                boundary_hook=boundary_hook,
+            ):
                 return True
             self.last_refusal = self.rank.last_refusal
         except InputTooLongError as error:

@@ -43,6 +43,37 @@ class LLMGenerationMetrics:
 
 
 @dataclass
+class SpecDecodeGenerationMetrics:
+    """Of sequences that a draft helped."""
+
+    total_iterations: int = 0  # rounds of propose and verify
+    total_generated_tokens: int = 0
+    total_accepted_draft_tokens: int = 0
+    total_proposed_draft_tokens: int = 0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens gained in a round; 0 before any."""
+        return self.total_generated_tokens / self.total_iterations if self.total_iterations else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of the proposed tokens that were taken; 0 before any."""
+        proposed = self.total_proposed_draft_tokens
+        return self.total_accepted_draft_tokens / proposed if proposed else 0.0
+
+
+@dataclass
+class MultimodalMetrics:
+    """Of images and sounds that requests brought."""
+
+    total_images: int = 0
+    total_image_tokens: int = 0
+    total_audios: int = 0
+    total_audio_tokens: int = 0
+
+
+@dataclass
 class RequestEngineMetrics:
     """Of a scheduler. A stall counts once per step of the running batch that the first in the queue has to wait."""
 

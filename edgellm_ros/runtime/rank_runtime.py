@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..backends.base import Backend, EmbeddingTable
-from ..backends.registry import open_backend
-from ..engine_format import EngineConfig, EngineDirectory, Manifest, open_engine_directory
+from ..backends.base import Backend
 from ..errors import (
-    EdgeLLMError,
     InputTooLongError,
     MisuseError,
     Refusal,
     RefusalCode,
     RequestError,
 )
-from .admission import Admission
+from .artifacts import ModelArtifacts, StepSizes
 from .boundary import BoundaryHook
-from .context_cache import ContextCache, ContextCacheConfig, ContextCacheMetrics
-from .decoding.vanilla import VanillaDecoding
-from .executor import ModelExecutor
+from .context_cache import ContextCacheConfig
 from .founding import prefill_founders, seat_founders
 from .generation import GenerationContext, InProgressGuard, RankLostError, SteppedGeneration, TokenBroadcastFn
-from .metrics import LLMGenerationMetrics, LLMPrefillMetrics
-from .prefix_reuse import PrefixReuse
+from .parallel import ParallelMapping
+from .rank_model import RankModel, refuse_unserved
 from .request import LLMGenerationRequest, LLMGenerationResponse
 from .results import append_result
 from .session import GenerationSession
-from .system_prompt import SystemPromptStore
 from .tokenizer import Tokenizer
 
 
-class LLMRankRuntime:
+class LLMRankRuntime(RankModel):
     """Not safe for several threads: callers take turns, and a call during an open request is refused.
 
     Refusals return None or False and leave ``last_refusal``; prompts that are too long and misuse raise.
@@ -56,7 +51,7 @@ class LLMRankRuntime:
         *,
         lora_weights: Mapping[str, Path | str] | None = None,
         drafting_config: Any | None = None,
-        mapping: Any | None = None,
+        mapping: ParallelMapping | Mapping[str, Any] | None = None,
         tokenizer: Tokenizer | None = None,
         chat_template: Any | None = None,
         context_cache: ContextCacheConfig | None = None,
@@ -68,121 +63,56 @@ class LLMRankRuntime:
         join_chunk: int = 64,
         mixed_positions: int | None = None,
     ) -> None:
-        for name, value in (
-            ("multimodal_engine_dir", multimodal_engine_dir),
-            ("lora_weights", lora_weights),
-            ("drafting_config", drafting_config),
-            ("mapping", mapping),
-            ("checkpoint_dir", checkpoint_dir),
-            ("draft_checkpoint_dir", draft_checkpoint_dir),
-        ):
-            if value:
-                raise EdgeLLMError(f"{name} is given, but this engine serves text alone; leave it out.",
-                                   RefusalCode.UNSUPPORTED)  # fmt: skip
-        for name, value, least in (("prefill_chunk", prefill_chunk, 1), ("join_chunk", join_chunk, 1),
-                                   ("mixed_positions", mixed_positions or 0, 0)):  # fmt: skip
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise EdgeLLMError(f"{name} is {value!r}; want a whole number of at least {least}.",
-                                   RefusalCode.BAD_PARAMETER)  # fmt: skip
-        if context_cache is not None and not isinstance(context_cache, ContextCacheConfig):
-            raise EdgeLLMError(f"context_cache is {context_cache!r}; want a ContextCacheConfig.",
-                               RefusalCode.BAD_PARAMETER)  # fmt: skip
-        self._directory = open_engine_directory(engine_dir)
-        self.tokenizer = tokenizer or Tokenizer.from_directory(self._directory.path)
-        if chat_template is not None:
-            self.tokenizer.chat_template = chat_template
-        self._owns_backend = backend is None or isinstance(backend, str)
-        self.passed_over: list[str] = []  # backends that "auto" tried before the one it took, and why not
-        self._backend: Backend = (
-            open_backend(backend or "auto", threads=threads, directory=self._directory, passed_over=self.passed_over)
-            if backend is None or isinstance(backend, str)
-            else backend
+        sizes = StepSizes(prefill_chunk, join_chunk, mixed_positions)
+        refuse_unserved(
+            multimodal_engine_dir=multimodal_engine_dir,
+            lora_weights=lora_weights,
+            drafting_config=drafting_config,
+            checkpoint_dir=checkpoint_dir,
+            draft_checkpoint_dir=draft_checkpoint_dir,
         )
-        try:
-            self.executor = ModelExecutor(
-                self._directory,
-                self._backend,
-                prefill_chunk=prefill_chunk,
-                join_chunk=join_chunk,
-                mixed_positions=mixed_positions,
-            )
-        except BaseException:
-            if self._owns_backend:
-                self._backend.close()
-            raise
-        self._strategy = VanillaDecoding(self.executor, self.tokenizer)
-        self._reuse = PrefixReuse(
-            None
-            if context_cache is None
-            else ContextCache(context_cache, self.executor.cache, self._backend.synchronize),
-            SystemPromptStore(self.executor, self.tokenizer),
-        )
-        self.admission = Admission(self.config, self.executor, self.tokenizer, self._strategy, self._reuse)
+        self._mapping = ParallelMapping.of(mapping)
+        self._mapping.check_single_rank()
+        artifacts = ModelArtifacts.load(engine_dir, tokenizer=tokenizer, chat_template=chat_template)
+        self._start(artifacts, backend, threads, sizes, context_cache)
+
+    @classmethod
+    def from_artifacts(
+        cls,
+        artifacts: ModelArtifacts,
+        *,
+        lora_weights: Mapping[str, Path | str] | None = None,
+        drafting_config: Any | None = None,
+        mapping: ParallelMapping | Mapping[str, Any] | None = None,
+        context_cache: ContextCacheConfig | None = None,
+        backend: Backend | str | None = None,
+        threads: int = 0,
+        prefill_chunk: int = 256,
+        join_chunk: int = 64,
+        mixed_positions: int | None = None,
+    ) -> LLMRankRuntime:
+        """The same of artifacts that are loaded already, which then belong to the runtime; raises alike."""
+        sizes = StepSizes(prefill_chunk, join_chunk, mixed_positions)
+        refuse_unserved(lora_weights=lora_weights, drafting_config=drafting_config)
+        runtime = cls.__new__(cls)
+        runtime._mapping = ParallelMapping.of(mapping)
+        runtime._mapping.check_single_rank()
+        runtime._start(artifacts, backend, threads, sizes, context_cache)
+        return runtime
+
+    def _start(
+        self,
+        artifacts: ModelArtifacts,
+        backend: Backend | str | None,
+        threads: int,
+        sizes: StepSizes,
+        context_cache: ContextCacheConfig | None,
+    ) -> None:
+        super().__init__(artifacts, backend, threads, sizes, context_cache)
         self._latch = threading.Lock()
         self._open: SteppedGeneration | None = None
         self._closed = False
         self.last_refusal: Refusal | None = None
-
-    # -- what it is --------------------------------------------------------------------------------------------
-
-    @property
-    def directory(self) -> EngineDirectory:
-        """The engine directory."""
-        return self._directory
-
-    @property
-    def config(self) -> EngineConfig:
-        """Its ``config.json``."""
-        return self._directory.config
-
-    @property
-    def manifest(self) -> Manifest:
-        """Its ``manifest.json``."""
-        return self._directory.manifest
-
-    @property
-    def backend(self) -> Backend:
-        """The device that runs it."""
-        return self._backend
-
-    def max_batch_size(self) -> int:
-        """Rows of the engine."""
-        return self.config.limits.max_batch_size
-
-    def has_draft_model(self) -> bool:
-        """False: no draft was loaded."""
-        return False
-
-    def supports_seated_admission(self) -> bool:
-        """True when sequences may join a running batch."""
-        return self._strategy.supports_live_admission
-
-    def get_speculative_decoding_strategy_name(self) -> str:
-        """``vanilla`` with no draft."""
-        return self._strategy.name
-
-    def get_prefill_metrics(self) -> LLMPrefillMetrics:
-        """Live counters."""
-        return self.admission.prefill_metrics
-
-    def get_generation_metrics(self) -> LLMGenerationMetrics:
-        """Live counters."""
-        return self.admission.generation_metrics
-
-    def get_context_cache_metrics(self) -> ContextCacheMetrics | None:
-        """A copy of the counters; None where the context cache is off. Any thread may ask."""
-        cache = self._reuse.context_cache
-        return None if cache is None else cache.metrics()
-
-    @property
-    def reuses_context(self) -> bool:
-        """True where the context cache is on."""
-        return self._reuse.context_cache is not None
-
-    @property
-    def keeps_system_prompts(self) -> bool:
-        """True where saved system prompts are reused: the context cache is off, and there are some."""
-        return self._reuse.context_cache is None and len(self._reuse.system_prompts) > 0
 
     def gen_and_save_system_prompt_kv_cache(self, prompt: str, lora_weights_name: str = "") -> bool:
         """Run a system prompt, as the template writes it, and keep what later prompts that begin with it need not run.
@@ -197,16 +127,16 @@ class LLMRankRuntime:
         self.last_refusal = self._reuse.save_system_prompt(prompt, lora_weights_name)
         return self.last_refusal is None
 
-    def get_embedding_table(self) -> EmbeddingTable:
-        """Token embeddings [V,D]; valid for the life of the runtime."""
-        return self.executor.embeddings
-
     def capture_decoding_cuda_graph(self) -> bool:
         """Record the decode step of every batch size; False where steps run eagerly. No request may be open.
+
+        With ``EDGELLM_DISABLE_CUDA_GRAPH`` set it does nothing and is True.
 
         :raises MisuseError: a request is open.
         """
         self._check_idle()
+        if os.environ.get("EDGELLM_DISABLE_CUDA_GRAPH", "0") not in ("", "0"):
+            return True
         return self.executor.capture_decode_steps()
 
     def warm_up(self, max_batch_size: int = 0) -> None:
@@ -277,7 +207,8 @@ class LLMRankRuntime:
         None is a refusal. While another request is open nothing at all changes, the response included.
 
         :raises InputTooLongError: a prompt is longer than the engine takes.
-        :raises MisuseError: ``founder_request_id`` with more than one sequence, or the runtime is closed.
+        :raises MisuseError: ``founder_request_id`` with more than one sequence, hidden states of a layer that the
+            engine does not give, or the runtime is closed.
         """
         if self._closed:
             raise MisuseError("this runtime is closed; make another one.")
@@ -293,13 +224,14 @@ class LLMRankRuntime:
         try:
             if parallel_rank > 0 and token_broadcast is None:
                 raise RequestError("parallel_rank is above 0 without token_broadcast; give it one.")
+            self._hidden_states.forget()
             response.clear()
-            if output_thinker_embeddings:
-                raise RequestError("this engine has no hidden-state output; leave output_thinker_embeddings off.",
-                                   RefusalCode.UNSUPPORTED)  # fmt: skip
+            layer = request.accept_hidden_layer if output_thinker_embeddings else None
+            if layer is not None:
+                self._check_hidden_layer(layer)
             self._reuse.check(request, several_ranks=token_broadcast is not None)
             seat_founders(generation.context, self.admission, request, founder_request_id, queued)
-            prefill_founders(generation.context, self.admission)
+            prefill_founders(generation.context, self.admission, self._hidden_states, layer)
         except InputTooLongError as error:
             self.last_refusal = error.refusal
             generation.close(error.refusal)
@@ -352,6 +284,4 @@ class LLMRankRuntime:
         self._closed = True
         if self._open is not None:
             self._open.close(Refusal(RefusalCode.SHUTTING_DOWN, "the runtime was closed."))
-        self.executor.close()
-        if self._owns_backend:
-            self._backend.close()
+        self._engine.close()

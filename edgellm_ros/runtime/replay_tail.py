@@ -24,6 +24,7 @@ def derive_replay_tail(tokenizer: Tokenizer, request: LLMGenerationRequest, inde
             add_generation_prompt=False,
             enable_thinking=request.enable_thinking,
             special_tokens=request.special_tokens,
+            tools=request.tools,
             committed_turn=_PROBE,
         )
     except RequestError:
@@ -48,6 +49,7 @@ def system_text(tokenizer: Tokenizer, request: LLMGenerationRequest, index: int,
             add_generation_prompt=False,
             enable_thinking=request.enable_thinking,
             special_tokens=request.special_tokens,
+            tools=request.tools,
         ).text
     except RequestError:
         return ""

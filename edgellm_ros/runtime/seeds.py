@@ -109,6 +109,7 @@ def make_seed(request: LLMGenerationRequest, index: int, original_index: int, qu
         guided_decoding=item.guided_decoding,
         skip_special_tokens=request.skip_special_tokens,
         enable_thinking=request.enable_thinking,
+        tool_format=request.tool_format,
         num_logprobs=request.num_logprobs,
         deadline=request.deadline,
         stream_channel=request.stream_channels[index] if request.stream_channels else None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..backends.base import SamplingRow
 from ..errors import Refusal, RefusalCode
+from .answer_text import AnswerRules
 from .boundary import BatchResult, SlotSeed
 from .delivery import Delivery
 from .guided import SequenceGuide
@@ -53,10 +54,12 @@ class Sequence:
         self.refusal: Refusal | None = None  # why, where it ended in ERROR or DEADLINE
         self.first: Accepted | None = None  # what prefill sampled, until it is delivered
         self.logprobs: list[tuple[TokenLogprob, ...]] = []
-        self.delivery = Delivery(seed, tokenizer)
         self._rules = rules
         self.guide: SequenceGuide | None = None
         self._reasoning = rules.reasoning.at_start(seed.prompt_ids)
+        guided = seed.guided_decoding is not None
+        self._answer_rules = AnswerRules(rules.reasoning, self._reasoning, seed.tool_format, guided)
+        self.delivery = Delivery(seed, tokenizer, self._answer_rules)
         self._started = self._first_token = self._last_token = 0.0
         self.deadline = float("inf")
 
@@ -170,6 +173,7 @@ class Sequence:
 
     def result(self, generation_round: int) -> BatchResult:
         """What is filed when it leaves its row."""
+        text, reasoning, calls = self.delivery.read()
         return BatchResult(
             original_index=self.original_index,
             request_id=self.request_id,
@@ -181,7 +185,10 @@ class Sequence:
             reused_length=self.reused_length,
             finish_reason=self.finish_reason,
             refusal=self.refusal,
-            text=self.delivery.text,
+            text=text,
+            reasoning=reasoning,
+            tool_calls=calls,
+            answer_rules=self._answer_rules,
             logprobs=tuple(self.logprobs),
             skip_special_tokens=self.seed.skip_special_tokens,
             times=self.times(),

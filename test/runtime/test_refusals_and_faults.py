@@ -174,16 +174,6 @@ def test_a_lost_rank_ends_the_request(runtime, calls_that_work):
     assert answer(runtime, request("hi"))
 
 
-def test_hidden_states_that_do_not_exist_are_refused(runtime):
-    assert (
-        runtime.rank.begin_generation(
-            runtime.prepare(request("hi")), LLMGenerationResponse(), output_thinker_embeddings=True
-        )
-        is None
-    )
-    assert runtime.rank.last_refusal.code is RefusalCode.UNSUPPORTED
-
-
 def test_overlap_leaves_both_responses_alone(runtime):
     prepared = runtime.prepare(request("hi", channels=[StreamChannel()]))
     first = LLMGenerationResponse()
