@@ -16,7 +16,8 @@ from .report import Report, Timings
 if TYPE_CHECKING:
     from ..runtime.scheduler import RequestHandle
 
-PRIVATE_SETTINGS = ("generation.system_prompt",)  # part of what is said to the model, so private as a prompt is
+# Part of what is said to the model, so private as a prompt is, and perhaps long.
+PRIVATE_SETTINGS = ("generation.system_prompt", "guide.text")
 
 # Accepted requests that end for one of these were stopped; for any other, or if never accepted, they failed.
 _STOPPED = {
@@ -78,14 +79,15 @@ class PromptRequest:
         response: LLMGenerationResponse | None = None,
     ) -> Report:
         """The account of the request as it is now; ``refusal`` says why there is no (complete) answer."""
-        reason, completion_tokens, times = FinishReason.ERROR, 0, SequenceTimes()
-        prompt_tokens, reused_tokens = None, None
+        reason, prompt_tokens, completion_tokens, times = FinishReason.ERROR, None, 0, SequenceTimes()
+        reused_tokens, reasoning = None, ""
         if response is not None and response.finish_reasons:
             reason = response.finish_reasons[0]
             prompt_tokens = response.input_token_counts[0] if response.input_token_counts else None
             reused_tokens = response.reused_token_counts[0] if response.reused_token_counts else None
             completion_tokens = len(response.output_ids[0]) if response.output_ids else 0
             times = response.times[0] if response.times else times
+            reasoning = response.reasoning_texts[0] if response.reasoning_texts else ""
         if refusal is not None:
             reason = _STOPPED.get(refusal.code, FinishReason.ERROR) if self.accepted else FinishReason.ERROR
         include_text = self.settings.report.include_text
@@ -103,6 +105,7 @@ class PromptRequest:
             prompt_tokens=prompt_tokens,
             reused_tokens=reused_tokens,
             completion_tokens=completion_tokens,
+            reasoning_characters=len(reasoning),
             control_tokens=self.control_tokens,
             history_turns=self.history_turns,
             history_turns_dropped=self.history_turns_dropped,

@@ -51,6 +51,7 @@ class Report:
     prompt_tokens: int | None = None
     reused_tokens: int | None = None  # of them, those that were not computed again
     completion_tokens: int = 0
+    reasoning_characters: int = 0  # of what the model thought before its answer, which is not published
     control_tokens: int | None = None  # found in the user's text
     history_turns: int = 0
     history_turns_dropped: int = 0
@@ -91,6 +92,7 @@ class Report:
             ("prompt_tokens", self.prompt_tokens),
             ("prompt_tokens_reused", self.reused_tokens),
             ("completion_tokens", self.completion_tokens),
+            ("reasoning_characters", self.reasoning_characters),
             ("control_tokens_in_prompt", self.control_tokens),
             ("history_turns", self.history_turns),
             ("history_turns_dropped", self.history_turns_dropped),
