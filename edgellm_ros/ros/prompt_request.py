@@ -128,6 +128,7 @@ class PromptRequest:
             queued=since(self.arrived, begun),
             time_to_first_token=since(times.queued or begun, times.first_token),
             time_to_first_delta=since(self.arrived, self.first_delta_time),
+            time_to_last_token=since(self.arrived, times.last_token),
             total=time.monotonic() - self.arrived,
             tokens_per_second=(tokens - 1) / decoding if tokens > 1 and decoding > 0 else None,
         )

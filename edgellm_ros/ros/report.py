@@ -30,6 +30,7 @@ class Timings:
     queued: float | None = None  # until the engine began with the prompt
     time_to_first_token: float | None = None  # the engine's own: from the start of its work
     time_to_first_delta: float | None = None  # until the first piece was published
+    time_to_last_token: float | None = None
     total: float = 0.0
     tokens_per_second: float | None = None  # after the first token
 
@@ -99,6 +100,7 @@ class Report:
             ("queued_s", timings.queued),
             ("time_to_first_token_s", timings.time_to_first_token),
             ("time_to_first_delta_s", timings.time_to_first_delta),
+            ("time_to_last_token_s", timings.time_to_last_token),
             ("total_s", timings.total),
             ("tokens_per_second", timings.tokens_per_second),
             ("delta_count", self.delta_count),

@@ -167,8 +167,9 @@ def test_reports_tell_what_an_answer_cost_and_keep_text_private(start: Callable[
     _, report = bench.answer("private words")
     assert (report["seed"], report["setting.generation.top_k"]) == ("11", "9")
     assert "setting.engine.directory" not in report and "setting.generation.top_p" not in report
-    numbers = [float(report[key]) for key in ("queued_s", "time_to_first_token_s", "time_to_first_delta_s", "total_s")]
-    assert all(0 <= number < 5 for number in numbers) and numbers[2] <= numbers[3]
+    names = ("queued_s", "time_to_first_token_s", "time_to_first_delta_s", "time_to_last_token_s", "total_s")
+    numbers = [float(report[key]) for key in names]
+    assert all(0 <= number < 5 for number in numbers) and numbers[0] <= numbers[3] <= numbers[4] >= numbers[2]
     assert float(report["tokens_per_second"]) > 0
     assert int(report["prompt_tokens"]) > len("private words")
     assert report["engine.fingerprint"] and report["engine.model"] == "fake"
