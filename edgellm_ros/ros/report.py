@@ -50,6 +50,7 @@ class Report:
     seed: int | None = None
     prompt_characters: int = 0
     prompt_tokens: int | None = None
+    reused_tokens: int | None = None  # of them, those that were not computed again
     completion_tokens: int = 0
     reasoning_characters: int = 0  # of what the model thought before its answer, which is not published
     control_tokens: int | None = None  # found in the user's text
@@ -90,6 +91,7 @@ class Report:
             ("seed", self.seed),
             ("prompt_characters", self.prompt_characters),
             ("prompt_tokens", self.prompt_tokens),
+            ("prompt_tokens_reused", self.reused_tokens),
             ("completion_tokens", self.completion_tokens),
             ("reasoning_characters", self.reasoning_characters),
             ("control_tokens_in_prompt", self.control_tokens),

@@ -61,6 +61,7 @@ class GenerationSession:
                 self._accept(sequence, first, now)
             sequence.emit()
         self._evict()
+        self._admission.reuse.keep_prompts(context)
         return True
 
     def finished(self) -> bool:
