@@ -10,7 +10,7 @@ from ..errors import RefusalCode, RequestError
 class AdapterSlots:
     """Places 1 to ``count``; a place is given to another adapter only while nobody uses it, least recently used first.
 
-    Belongs to the thread that drives the runtime. ``load(name, slot)`` fills a place.
+    Whoever uses it from several threads holds a lock. ``load(name, slot)`` fills a place.
     """
 
     def __init__(self, count: int, load: Callable[[str, int], None]) -> None:
@@ -45,8 +45,10 @@ class AdapterSlots:
 
     def available(self, name: str) -> bool:
         """Whether ``acquire`` would find a place."""
-        return not name or self.slot_of(name) > 0 or any(
-            not self._users.get(self._names.get(slot, "")) for slot in self._recent
+        return (
+            not name
+            or self.slot_of(name) > 0
+            or any(not self._users.get(self._names.get(slot, "")) for slot in self._recent)
         )
 
     def slot_of(self, name: str) -> int:

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..adapter_format import AdapterFormat
 from ..backends.base import Backend, CacheLayout, SamplingRow
 from ..engine_format import EMBEDDING_FILE, EngineDirectory
 from ..errors import BackendError
+from .adapter_tensors import AdapterTensors
 from .engine_calls import EngineCall, EngineCalls
 from .engine_tensors import EngineTensors, cache_dtype, check_embeddings
 from .engine_work import EngineWork, StepObserver
@@ -63,8 +65,16 @@ class ModelExecutor:
             mixed_positions = capabilities.mixed_positions
         self.mixed_positions = mixed_positions if capabilities.mixed_positions else 0
         positions = max(rows, self.prefill_chunk, self.mixed_positions)
+        form = AdapterFormat.from_config(config.extra)
+        self.adapters = None if form is None else AdapterTensors(backend, self.engine, form, rows)
         self.tensors = EngineTensors(
-            backend, self.engine, config, positions=positions, rows=rows, wanted=max(rows, self.score_chunk)
+            backend,
+            self.engine,
+            config,
+            positions=positions,
+            rows=rows,
+            wanted=max(rows, self.score_chunk),
+            adapters=self.adapters,
         )
         check_embeddings(self.embeddings, config)
         self.calls = EngineCalls(
@@ -77,13 +87,17 @@ class ModelExecutor:
     # -- rows --------------------------------------------------------------------------------------------------
 
     def start_row(self, row: int, parameters: SamplingRow, prompt_ids: Sequence[int]) -> None:
-        """Seat a sequence: its sampling state; its cache is filled by ``prefill``."""
+        """Seat a sequence, which uses no adapter yet: its sampling state; its cache is filled by ``prefill``."""
+        if self.adapters is not None:
+            self.adapters.set_row(row, 0)
         self.sampler.set_row(row, parameters, prompt_ids, len(prompt_ids))
 
     def move_row(self, source: int, destination: int, length: int) -> None:
         """Move a sequence with ``length`` cached positions into another row."""
         self.cache.copy_row(source, destination, length)
         self.sampler.move_row(source, destination)
+        if self.adapters is not None:
+            self.adapters.move_row(source, destination)
 
     def logprobs(self, index: int, count: int) -> list[tuple[int, float]]:
         """The chosen token, then the ``count`` most likely of the last draw, as (id, natural log)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from .peft_folder import AdapterWeights, bad_adapter, read_peft_folder
 
 
 class Adapters:
-    """Names may be looked up on any thread; all else belongs to the thread that drives the runtime.
+    """Any thread may load, unload and look up, under a lock; rows belong to the thread that drives the runtime.
 
     There may be more adapters than places in the engine: their weights wait in host memory.
     """
@@ -23,7 +24,9 @@ class Adapters:
         self._form = form
         self._tensors = tensors
         self._weights: dict[str, AdapterWeights] = {}
+        self._generations: dict[str, int] = {}  # times that a name was loaded
         self._slots = AdapterSlots(form.slots if form is not None else 0, self._fill)
+        self._lock = threading.RLock()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -42,10 +45,12 @@ class Adapters:
             raise RequestError(
                 "this engine has no room for adapters; build it with --lora-rank.", RefusalCode.UNSUPPORTED
             )
-        self._check_unused(name)
         weights = read_peft_folder(folder, self._form)
-        self._slots.forget(name)
-        self._weights[name] = weights
+        with self._lock:
+            self._check_unused(name)
+            self._slots.forget(name)
+            self._weights[name] = weights
+            self._generations[name] = self._generations.get(name, 0) + 1
 
     def load_all(self, folders: Mapping[str, Path | str]) -> None:
         """Several; raises as ``load``."""
@@ -58,10 +63,12 @@ class Adapters:
         :raises RequestError: none of that name is loaded.
         :raises MisuseError: a sequence uses it.
         """
-        self.check(name)
-        self._check_unused(name)
-        self._slots.forget(name)
-        self._weights.pop(name, None)
+        with self._lock:
+            if name not in self._weights:
+                raise self._unknown(name)
+            self._check_unused(name)
+            self._slots.forget(name)
+            del self._weights[name]
 
     def _check_unused(self, name: str) -> None:
         if self._slots.users(name):
@@ -70,33 +77,44 @@ class Adapters:
     def check(self, name: str) -> None:
         """:raises RequestError: an adapter is named that is not loaded."""
         if name and name not in self._weights:
-            known = ", ".join(self._weights) or "none"
-            raise RequestError(
-                f"adapter {shown(name)} is not loaded (there is {known}); load it, or leave lora_weights_name empty.",
-                RefusalCode.UNKNOWN_ADAPTER,
-            )
+            raise self._unknown(name)
+
+    def _unknown(self, name: str) -> RequestError:
+        known = ", ".join(self._weights) or "none"
+        return RequestError(
+            f"adapter {shown(name)} is not loaded (there is {known}); load it, or leave lora_weights_name empty.",
+            RefusalCode.UNKNOWN_ADAPTER,
+        )
 
     def seat(self, name: str, row: int) -> None:
         """A sequence that uses the adapter gets a row; ``release`` when it leaves.
 
         :raises RequestError: it is not loaded, or all places are in use.
         """
-        self.check(name)
-        slot = self._slots.acquire(name)
+        with self._lock:
+            self.check(name)
+            slot = self._slots.acquire(name)
         if self._tensors is not None:
             self._tensors.set_row(row, slot)
 
     def available(self, name: str) -> bool:
         """Whether a sequence that uses the adapter could be seated now."""
-        return self._slots.available(name)
+        with self._lock:
+            return self._slots.available(name)
+
+    def generation(self, name: str) -> int:
+        """How often an adapter of that name was loaded: what was computed with an earlier one is not its own."""
+        return self._generations.get(name, 0)
 
     def release(self, name: str) -> None:
         """A sequence that used the adapter has left its row."""
-        self._slots.release(name)
+        with self._lock:
+            self._slots.release(name)
 
     def release_all(self) -> None:
         """The batch is closed."""
-        self._slots.release_all()
+        with self._lock:
+            self._slots.release_all()
 
     def _fill(self, name: str, slot: int) -> None:
         if self._tensors is not None:

@@ -20,7 +20,7 @@ from ..json_values import shown
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 _LARGEST_HEADER = 100 * 2**20
-_TYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 _KEY = re.compile(r"(?:^|\.)(?P<module>layers\.\d+\.[\w.]+)\.lora_(?P<side>[AB])(?:\.default)?\.weight$")
 # Settings that change what an adapter computes, and what they must be; those that only matter in training may be any.
 _PLAIN: Mapping[str, tuple[Any, ...]] = {
@@ -74,11 +74,11 @@ def read_peft_folder(path: Path | str, form: AdapterFormat) -> AdapterWeights:
     for name, values in tensors.items():
         match = _KEY.search(name)
         if match is None or "vision" in name or "visual" in name:
-            raise bad_adapter(f"{path} holds {name!r}, which is no low-rank weight of a layer of text; retrain without it.")
+            raise bad_adapter(f"{path} holds {name!r}, no low-rank weight of a text layer; train it without that.")
         modules.setdefault(match["module"], {})[match["side"]] = values
     stacks = tuple(_stack(path, stack, modules, rank, scaling) for stack in form.stacks)
     if modules:
-        raise bad_adapter(f"{path} changes {next(iter(modules))!r}, which this engine has no room for; retrain without it.")
+        raise bad_adapter(f"{path} changes {next(iter(modules))!r}, which this engine keeps; train it without that.")
     return AdapterWeights(rank, stacks)
 
 
@@ -160,7 +160,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 def _tensor(data: memoryview, entry: Mapping[str, Any]) -> np.ndarray:
     start, stop = (int(offset) for offset in entry["data_offsets"])
     shape = tuple(int(size) for size in entry["shape"])
-    values = np.frombuffer(data[start:stop], _TYPES[entry["dtype"]]).reshape(shape)
-    if entry["dtype"] == "BF16":
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32)
+    dtype = _TYPES[entry["dtype"]]
+    values: np.ndarray = np.frombuffer(data[start:stop], dtype).reshape(shape)
+    wide = values.astype(np.uint32) << 16 if entry["dtype"] == "BF16" else values.astype(np.float32)
+    return wide.view(np.float32)
