@@ -38,12 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="of the engine; 0: all physical cores")
     parser.add_argument("--backend", default="auto", help="auto, onnxruntime, onnxruntime_cuda, tensorrt or fake")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead")
+    parser.add_argument("--profile", action="store_true", help="with --json: times of stages, token counts and memory")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0 when the answer ended well, 1 when the engine failed on the way."""
     if arguments.logprobs and not arguments.json:
         raise RequestError("--logprobs is given without --json; add it.")
+    if arguments.profile and not arguments.json:
+        raise RequestError("--profile is given without --json; add it.")
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
     try:
@@ -56,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _generate(arguments: argparse.Namespace) -> int:
     from ..runtime.inference_runtime import LLMInferenceRuntime
+    from ..runtime.memory_monitor import MemoryMonitor
     from ..runtime.request import LLMGenerationResponse
     from ..runtime.session import GenerationSession
     from ..runtime.streaming import StreamChannel
@@ -64,6 +68,9 @@ def _generate(arguments: argparse.Namespace) -> int:
     request = _request(arguments, channel)
     response = LLMGenerationResponse()
     with LLMInferenceRuntime(arguments.engine_dir, backend=arguments.backend, threads=arguments.threads) as runtime:
+        memory = MemoryMonitor(runtime.rank.backend.memory) if arguments.profile else None
+        if memory is not None:
+            memory.start()
         prepared = runtime.prepare(request)
         generation = runtime.rank.begin_generation(prepared, response)
         if generation is None:
@@ -78,7 +85,10 @@ def _generate(arguments: argparse.Namespace) -> int:
                 _show(channel, arguments.json)
             runtime.rank.finish_generation(generation, prepared, response)
         if arguments.json:
-            print(json.dumps(_report(runtime, prepared, response), ensure_ascii=False))
+            report = _report(runtime, prepared, response)
+            if memory is not None:
+                report["profile"] = _profile(runtime, memory.stop())
+            print(json.dumps(report, ensure_ascii=False))
         else:
             print(flush=True)
             print(_summary(response), file=sys.stderr)
@@ -180,6 +190,16 @@ def _report(runtime: Any, prepared: Any, response: Any) -> dict[str, Any]:
             for candidates in response.logprobs[0]
         ],
         "timings": {**_timings(response), "load": runtime.describe()["load_seconds"]},
+    }
+
+
+def _profile(runtime: Any, memory: dict[str, float]) -> dict[str, Any]:
+    prefill, generation = runtime.rank.get_prefill_metrics(), runtime.rank.get_generation_metrics()
+    return {
+        "stages": {name: times.to_json() for name, times in runtime.rank.get_stage_times().items()},
+        "prefill": {"computed_tokens": prefill.computed_tokens, "reused_tokens": prefill.reused_tokens},
+        "generation": {"generated_tokens": generation.generated_tokens, "steps": generation.steps},
+        "memory": memory,
     }
 
 

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import EdgeLLMError, MisuseError, Refusal, RefusalCode
+from ..runtime.cache_policy import DERIVE_REPLAY_TAIL
 from ..runtime.request import AnswerPart, FinishReason, LLMGenerationRequest, LLMGenerationResponse, Request
 from ..runtime.streaming import StreamChannel, StreamChunk
 from .engine_host import EngineHost
@@ -79,6 +80,7 @@ class GenerationRun:
             enable_thinking=generation.enable_thinking,
             special_tokens=settings.prompt.special_token_policy,
             deadline=generation.timeout,
+            context_cache_replay_tail_length=DERIVE_REPLAY_TAIL,
         )
 
     def stream(self) -> bool:

@@ -29,6 +29,14 @@ class EngineSettings:
 
 
 @dataclass(frozen=True)
+class CacheSettings:
+    """``cache.*``: read when the node is configured. Memory in MB."""
+
+    enabled: bool
+    budget_mb: int
+
+
+@dataclass(frozen=True)
 class GenerationSettings:
     """``generation.*``; timeout in s."""
 
@@ -127,6 +135,7 @@ class Settings:
 
     autostart: bool
     engine: EngineSettings
+    cache: CacheSettings
     generation: GenerationSettings
     guide: GuideSettings
     prompt: PromptSettings

@@ -42,6 +42,19 @@ def test_one_json_object(engine, capsys):
     assert bytes(report["input_ids"][11:13]) == b"ha" or 104 in report["input_ids"]
 
 
+def test_a_profile_tells_times_counts_and_memory(engine, capsys):
+    assert generate(engine, "--prompt", "hi", "--json", "--profile") == 0
+    report = json.loads(capsys.readouterr().out)
+    profile, tokens = report["profile"], len(report["output_ids"])
+    assert profile["generation"] == {"generated_tokens": tokens, "steps": tokens - 1}
+    assert profile["prefill"] == {"computed_tokens": len(report["input_ids"]), "reused_tokens": 0}
+    assert profile["stages"]["llm_generation"]["count"] == tokens - 1
+    stage = profile["stages"]["llm_prefill"]
+    assert stage["count"] == 1 and 0 < stage["p50_ms"] <= stage["p99_ms"] <= stage["total_ms"]
+    assert profile["memory"]["peak_cpu_memory_bytes"] > profile["memory"]["peak_backend_memory_bytes"] > 0
+    assert generate(engine, "--prompt", "hi", "--profile") == 2
+
+
 def test_ids_bypass_template_and_tokenizer(engine, capsys):
     assert generate(engine, "--input-ids", "1, 2,3", "--json", "--max-tokens", "3") == 0
     report = json.loads(capsys.readouterr().out)
