@@ -131,12 +131,16 @@ class PolicyManifest:
     image_size: tuple[int, int]
     image_fit: ImageFit
     image_tokens: int  # of one camera
-    empty_cameras: int  # missing optional cameras that are shown as black pictures nobody looks at
+    empty_cameras: int  # cameras of which the policy was trained to do without, whichever they are
     handoff: Handoff
     direction: FlowDirection
     result: FlowResult
     state_input: StateInput
     denoise_steps: int
+    time_width: int = 0  # of the sines and cosines of t; 0: the engine takes t itself
+    time_periods: tuple[float, float] = (4e-3, 4.0)  # shortest and longest of them
+    rope_theta: float = 10_000.0  # of the rotations that the prefix and the actions are given
+    head_dim: int = 0
     time_buckets: int = 0
     prompt_tokens: int = 48
     prompt_format: str = "{task}\n"
@@ -153,6 +157,11 @@ class PolicyManifest:
             whole_number("prompt_tokens", self.prompt_tokens, 0)
             whole_number("image_tokens", self.image_tokens, 0)
             whole_number("empty_cameras", self.empty_cameras, 0, 16)
+            whole_number("time_width", self.time_width, 0)
+            whole_number("head_dim", self.head_dim, 0)
+            for name, value in zip(("shortest", "longest"), self.time_periods, strict=True):
+                finite_number(f"the {name} of time_periods", value)
+            finite_number("rope_theta", self.rope_theta)
             for size in self.image_size:
                 whole_number("image_size", size, 1, 8192)
             if not 0 < finite_number("step_time", self.step_time) <= 10:
@@ -182,7 +191,7 @@ class PolicyManifest:
             raise ObservationError(f"the policy has no camera {unknown[0]!r}; its cameras are {wanted}: rename it.")
         filled = tuple(slot for slot in self.cameras if slot.name in given or slot.key in given)
         missing = [slot.name for slot in self.cameras if slot.required and slot not in filled]
-        if missing or not filled:
+        if len(missing) > self.empty_cameras or not filled:
             raise ObservationError(
                 f"camera {(missing or [wanted])[0]!r} is missing (given: {', '.join(given) or 'none'}); the policy "
                 "needs it."
@@ -223,7 +232,7 @@ class PolicyManifest:
             )
             for key, kind in _ENUMS.items():
                 found[key] = kind(found[key])
-            for key in ("image_size", "delta_dimensions"):
+            for key in ("image_size", "delta_dimensions", "time_periods"):
                 found[key] = tuple(found[key])
             for key in ("family", "policy", "prompt_format", "fingerprint"):
                 found[key] = str(found[key])

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import __version__
+from ..action.policy_manifest import ACTION_DIRECTORY
 from ..engine_format import (
     CONFIG_FILE,
     EMBEDDING_FILE,
@@ -32,6 +33,9 @@ from .families.decoder import EMBEDDING, build_decoder, decoder_tensors, may_be_
 from .graph import DATA_FILE, Graph, SharedTensor
 from .lowerings import lowering as find_lowering
 from .onnx_writer import GraphFiles, check_packages, lay_out, write_weights
+from .policy_build import PolicyPlan, plan_policy
+from .policy_checkpoint import PolicyCheckpoint
+from .policy_settings import PolicySettings, read_policy_settings
 from .quantize import precision as find_precision
 from .random_weights import open_random_checkpoint
 from .text_checkpoint import text_checkpoint
@@ -64,13 +68,19 @@ class BuildPlan:
     config: EngineConfig
     tokenizer_files: Mapping[str, bytes]
     vision: VisionPlan | None = None
+    policy: PolicyPlan | None = None
+
+    @property
+    def answers(self) -> bool:
+        """Whether there is a language model that can generate text; a policy may have only the start of one."""
+        return self.policy is None or self.policy.answers
 
     @property
     def sizes(self) -> dict[str, int]:
         """Bytes of every file but the manifest."""
+        text = {GRAPH_FILE: len(self.graph_files.model), DATA_FILE: self.graph_files.data_size}
         return {
-            GRAPH_FILE: len(self.graph_files.model),
-            DATA_FILE: self.graph_files.data_size,
+            **(text if self.answers else {}),
             EMBEDDING_FILE: embedding_size(self.embedding.shape, self.graph.element),
             CONFIG_FILE: len(_dump(self.config.to_json())),
             **{name: len(content) for name, content in self.tokenizer_files.items()},
@@ -133,6 +143,7 @@ def plan_build(
     hidden_states: Collection[int] = (),
     vision_precision_name: str | None = None,
     text_only: bool = False,
+    policy_settings: PolicySettings | None = None,
 ) -> BuildPlan:
     """Check the checkpoint and describe the engine; reads no weights.
 
@@ -143,7 +154,12 @@ def plan_build(
         raise CheckpointError(
             f"precision is {precision!r}; the lowering {lowering} has {', '.join(target.precisions)}."
         )
-    vision = None
+    vision = policy = None
+    if isinstance(checkpoint, PolicyCheckpoint):
+        policy = plan_policy(
+            checkpoint, target, find_vision_precision(vision_precision_name, precision), policy_settings
+        )
+        checkpoint = policy.language
     if not text_only:
         vision = plan_vision(checkpoint, target, find_vision_precision(vision_precision_name, precision))
     checkpoint = text_checkpoint(checkpoint, whole=vision is not None)
@@ -186,7 +202,7 @@ def plan_build(
         },
     )
     files = lay_out(graph, config.family)
-    return BuildPlan(checkpoint, graph, files, embedding, engine, checkpoint.tokenizer_files(), vision)
+    return BuildPlan(checkpoint, graph, files, embedding, engine, checkpoint.tokenizer_files(), vision, policy)
 
 
 def _fingerprint(plan: BuildPlan, progress: ProgressCallback) -> str:
@@ -204,6 +220,8 @@ def _fingerprint(plan: BuildPlan, progress: ProgressCallback) -> str:
     checksum.update(_dump(plan.config.to_json()))
     for name, content in sorted(plan.tokenizer_files.items()):
         checksum.update(name.encode() + b"\0" + hashlib.sha256(content).digest())
+    if plan.policy is not None:
+        checksum.update(plan.policy.digest().encode())
     if plan.vision is not None:
         checksum.update(hashlib.sha256(plan.vision.files.model).digest())
         checksum.update(f"{plan.vision.graph.precision.name} {json.dumps(plan.vision.config)}".encode())
@@ -219,8 +237,10 @@ def _write_file(path: Path, content: bytes) -> None:
 
 def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: ProgressCallback) -> None:
     vision = plan.vision
-    total = plan.graph_files.data_size + embedding_size(plan.embedding.shape, plan.graph.element)
+    total = plan.graph_files.data_size if plan.answers else 0
+    total += embedding_size(plan.embedding.shape, plan.graph.element)
     total += 0 if vision is None else vision.files.data_size
+    total += 0 if plan.policy is None else sum(plan.policy.sizes.values())
     done = 0
 
     def step(count: int) -> None:
@@ -228,9 +248,10 @@ def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: Progres
         done += count
         progress(Progress("writing weights", done, total))
 
-    write_weights(plan.graph, plan.graph_files, directory / DATA_FILE, step)
+    if plan.answers:
+        write_weights(plan.graph, plan.graph_files, directory / DATA_FILE, step)
+        _write_file(directory / GRAPH_FILE, plan.graph_files.model)
     write_embedding(plan.embedding, directory / EMBEDDING_FILE, step, plan.graph.element)
-    _write_file(directory / GRAPH_FILE, plan.graph_files.model)
     _write_file(directory / CONFIG_FILE, _dump(plan.config.to_json()))
     for name, content in plan.tokenizer_files.items():
         _write_file(directory / name, content)
@@ -239,6 +260,9 @@ def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: Progres
         source = (plan.checkpoint.source, plan.checkpoint.licence, fingerprint)
         written = write_vision(vision, directory / VISUAL_DIRECTORY, source, _write_file, step)
         sizes |= {f"{VISUAL_DIRECTORY}/{name}": size for name, size in written.items()}
+    if plan.policy is not None:
+        written = plan.policy.write(directory / ACTION_DIRECTORY, _write_file, step)
+        sizes |= {f"{ACTION_DIRECTORY}/{name}": size for name, size in written.items()}
     manifest = Manifest(
         lowering=plan.graph.lowering.name,
         precision=plan.graph.precision.name,
@@ -270,6 +294,7 @@ def build_engine(
     hidden_states: Collection[int] = (),
     vision_precision: str | None = None,
     text_only: bool = False,
+    policy_settings: Path | None = None,
 ) -> Path:
     """Build ``output`` from a Hugging Face folder, a ``.gguf`` file or a name of ``WHEEL_MODELS``; returns its path.
 
@@ -280,7 +305,8 @@ def build_engine(
     cache 4096 or what the model allows. ``hidden_states`` names layers, from 1 on, whose states the engine gives too.
 
     A vision-language model gets its image tower under ``visual``, at ``vision_precision`` (fp32, fp16 or int8; that of
-    the text, int8 where the text has fewer bits), unless it is ``text_only``.
+    the text, int8 where the text has fewer bits), unless it is ``text_only``. A policy gets its action engines under
+    ``action``, at the precision of the image tower; ``policy_settings`` is a YAML file that names its numbers.
 
     :raises CheckpointError: the checkpoint or a setting is refused.
     :raises EngineDirectoryError: ``output`` cannot be written.
@@ -299,12 +325,13 @@ def build_engine(
             hidden_states=hidden_states,
             vision_precision_name=vision_precision,
             text_only=text_only,
+            policy_settings=read_policy_settings(policy_settings),
         )
         fingerprint = _fingerprint(plan, report)
         if holds_build(place, fingerprint):
             report(Progress("already built", 1, 1))
             return place
-        needed = sum(plan.sizes.values()) + (sum(plan.vision.sizes.values()) if plan.vision else 0)
+        needed = sum(sum(part.sizes.values()) for part in (plan, plan.vision, plan.policy) if part is not None)
         with writing(place, fingerprint, needed) as directory:
             _write(plan, fingerprint, directory, report)
     return place

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import EdgeLLMError, MisuseError, Refusal, RefusalCode
+from ..runtime.cache_policy import DERIVE_REPLAY_TAIL
 from ..runtime.request import AnswerPart, FinishReason, LLMGenerationRequest, LLMGenerationResponse, Request
 from ..runtime.streaming import StreamChannel, StreamChunk
 from .engine_host import EngineHost
@@ -70,12 +71,16 @@ class GenerationRun:
         settings, generation = self._request.settings, self._request.settings.generation
         messages = conversation(generation.system_prompt, turns, self._request.prompt)
         return LLMGenerationRequest(
-            requests=[Request(messages=messages, stop_strings=generation.stop)],
+            requests=[
+                Request(messages, stop_strings=generation.stop, guided_decoding=settings.guide.guide),
+            ],
             sampling=generation.sampling,
             max_generate_length=generation.max_tokens,
             sampling_seed=self._request.seed,
+            enable_thinking=generation.enable_thinking,
             special_tokens=settings.prompt.special_token_policy,
             deadline=generation.timeout,
+            context_cache_replay_tail_length=DERIVE_REPLAY_TAIL,
         )
 
     def stream(self) -> bool:

@@ -16,6 +16,7 @@ from .prefix_reuse import PrefixReuse
 from .request import LLMGenerationRequest
 from .seeds import check_prompt, check_request, make_seed, token_budget
 from .sequence import EndRules, Sequence
+from .stage_times import StageTimes
 from .tokenizer import Tokenizer
 
 
@@ -38,6 +39,7 @@ class Admission:
         self.prefill_metrics = LLMPrefillMetrics()
         self.generation_metrics = LLMGenerationMetrics()
         self.spec_decode_metrics = SpecDecodeGenerationMetrics()
+        self.stage_times = StageTimes()
         self._rules = EndRules(config.eos_token_id, tokenizer)
         self._guides = GuideCompiler(tokenizer, config.vocab_size, config.eos_token_id, self._rules.reasoning)
 
@@ -109,7 +111,13 @@ class Admission:
             sequence.fail(error.refusal)
             return None
         finally:
-            self.prefill_metrics.seconds += time.monotonic() - start
+            self.count_time("llm_prefill", time.monotonic() - start)
+
+    def count_time(self, stage: str, seconds: float) -> None:
+        """Time that the engine worked for ``llm_prefill`` or ``llm_generation``."""
+        metrics = self.prefill_metrics if stage == "llm_prefill" else self.generation_metrics
+        metrics.seconds += seconds
+        self.stage_times.record(stage, seconds)
 
     def record(self, result: BatchResult) -> None:
         """Count a sequence that left its row."""

@@ -55,6 +55,7 @@ def prefill_founders(
     for sequence in context.sequences:
         sequence.start(now, 0)
     for row, sequence in enumerate(context.sequences):
+        admission.reuse.keep_prompts(context)  # for this one; the last prompt waits until its token is delivered
         if not admission.reuse.begin(sequence, row):
             continue
         while not sequence.finished and sequence.first is None:
@@ -66,4 +67,3 @@ def prefill_founders(
                 count = sequence.committed_length - cached
                 for kept in hidden_states.layers if count else ():
                     hidden_states.add(kept, row, admission.executor.hidden_states(kept, count))
-        admission.reuse.keep_prompts(context)

@@ -84,6 +84,17 @@ def guidance_library() -> Any:
     return llguidance
 
 
+def check_guide(guide: Guide) -> None:
+    """Whether a guide is well formed, without a model.
+
+    :raises RequestError: it is not; the sentence names the place.
+    :raises MissingPackageError: llguidance is not installed.
+    """
+    message = guidance_library().LLMatcher.validate_grammar(grammar_of(guide, lambda text: False))
+    if message and not message.startswith("WARNING"):
+        raise complaint(guide, str(message).removeprefix("ERROR: "))
+
+
 def grammar_of(guide: Guide, is_control: Callable[[str], bool]) -> str:
     """The grammar for llguidance; ``is_control`` says whether a text is that of a control token.
 

@@ -16,8 +16,8 @@ class LLMPrefillMetrics:
     seconds: float = 0.0
 
     def record(self, reused: int, computed: int) -> None:
-        """One sequence: prompt tokens that were known and that were computed."""
-        self.total_runs += 1
+        """One sequence: prompt tokens that were known and that were computed; none of either is no run."""
+        self.total_runs += bool(reused or computed)
         self.reused_tokens += reused
         self.computed_tokens += computed
 

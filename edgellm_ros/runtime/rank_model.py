@@ -21,6 +21,7 @@ from .metrics import LLMGenerationMetrics, LLMPrefillMetrics, MultimodalMetrics,
 from .prefix_reuse import PrefixReuse
 from .pruning import VisualPrunerConfig
 from .request import check_number
+from .stage_times import StageTime
 from .system_prompt import SystemPromptStore
 
 
@@ -131,6 +132,10 @@ class RankModel:
     def keeps_system_prompts(self) -> bool:
         """True where saved system prompts are reused: the context cache is off, and there are some."""
         return self._reuse.context_cache is None and len(self._reuse.system_prompts) > 0
+
+    def get_stage_times(self) -> dict[str, StageTime]:
+        """How long ``llm_prefill`` and ``llm_generation`` take, by engine call; what never ran is left out."""
+        return self.admission.stage_times.values()
 
     def get_spec_decode_generation_metrics(self) -> SpecDecodeGenerationMetrics:
         """Live counters; zero without a draft."""

@@ -272,6 +272,10 @@ class LLMRankRuntime(RankModel):
         return False
 
     def _on_close(self, generation: SteppedGeneration) -> None:
+        """Count the sequences that had begun to answer; a request that could not begin counts nothing."""
+        for sequence in generation.context.sequences:
+            if sequence.generate_length:
+                self.admission.record(sequence.result(generation.context.generation_round))
         self._open = None
 
     @property

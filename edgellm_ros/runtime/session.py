@@ -61,6 +61,7 @@ class GenerationSession:
                 self._accept(sequence, first, now)
             sequence.emit()
         self._evict()
+        self._admission.reuse.keep_prompts(context)
         return True
 
     def finished(self) -> bool:
@@ -133,9 +134,9 @@ class GenerationSession:
         agreed = self._context.agree(gained if first is None else [*gained, first])
         now = time.monotonic()
         share = (joiner.committed_length - cached) / (joiner.committed_length - cached + len(decoding))
-        metrics.prefill_metrics.seconds += share * (now - start)
+        metrics.count_time("llm_prefill", share * (now - start))
         metrics.generation_metrics.steps += 1
-        metrics.generation_metrics.seconds += (1 - share) * (now - start)
+        metrics.count_time("llm_generation", (1 - share) * (now - start))
         if first is not None:
             self._context.prefilling.remove(joiner)
         for sequence, accepted in zip((*decoding, joiner), agreed, strict=False):
@@ -157,7 +158,7 @@ class GenerationSession:
             return
         now = time.monotonic()
         metrics.steps += 1
-        metrics.seconds += now - start
+        self._admission.count_time("llm_generation", now - start)
         for sequence, gained in zip(decoding, accepted, strict=True):
             self._accept(sequence, gained, now)
             sequence.emit()

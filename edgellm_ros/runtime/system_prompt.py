@@ -46,7 +46,7 @@ class SystemPromptStore:
         ``add_special_tokens``: as the requests will be tokenised, for only equal ids are reused. An empty prompt needs
         nothing. False where it has no ids, or more than the engine takes.
 
-        :raises BackendError: the engine failed.
+        :raises BackendError: the engine or the copy failed.
         """
         if not prompt or (prompt, adapter) in self._saved:
             return True
@@ -58,10 +58,13 @@ class SystemPromptStore:
         done = 0
         while done < len(ids):
             done, _ = executor.prefill(0, ids, done)
-        pieces = [
-            executor.cache.export_block(0, start, min(BLOCK_TOKENS, len(ids) - start))
-            for start in range(0, len(ids), BLOCK_TOKENS)
-        ]
+        try:
+            pieces = [
+                executor.cache.export_block(0, start, min(BLOCK_TOKENS, len(ids) - start))
+                for start in range(0, len(ids), BLOCK_TOKENS)
+            ]
+        except Exception as error:
+            raise BackendError(f"a system prompt could not be copied: {type(error).__name__}: {error}") from error
         self._saved[prompt, adapter] = SavedPrompt(ids, tuple(pieces))
         return True
 
