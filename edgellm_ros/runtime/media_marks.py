@@ -30,7 +30,8 @@ class MediaFormat:
 def no_tower() -> RequestError:
     """What is said where an image meets a model that sees none."""
     return RequestError(
-        "the prompt holds an image or a video, and this engine has no image tower; build one of a vision-language model.",
+        "the prompt holds an image or a video, and this engine has no image tower; build that of a vision-language "
+        "model.",
         RefusalCode.UNSUPPORTED,
     )
 

@@ -23,7 +23,7 @@ from edgellm_ros.vision.grid_tables import grid_tables
 from edgellm_ros.vision.visual_directory import open_visual_directory
 
 FOLDER = Path(__file__).resolve().parent.parent / "reference" / "vision_families"
-LIMITS = BuilderLimits(max_batch_size=4, max_input_len=96, max_kv_cache_capacity=160)
+LIMITS = BuilderLimits(max_batch_size=4, max_input_len=144, max_kv_cache_capacity=176)
 TOLERANCE = 1e-4  # of numbers that are given to five digits
 LOWERINGS = ("onnxruntime", "tensorrt", "tensorrt_legacy")
 
