@@ -100,7 +100,7 @@ class Admission:
 
         :raises RequestError: all places for adapters are in use.
         """
-        self.executor.start_row(row, sequence.sampling_row(), sequence.seed.prompt_ids)
+        self.executor.start_row(row, sequence.sampling_row(), sequence.seed.prompt_ids, sequence.seed.media)
         self.adapters.seat(sequence.seed.lora_weights_name, row)
 
     def prefill_chunk(

@@ -8,6 +8,7 @@ from ..engine_format import BuilderLimits
 from ..errors import InputTooLongError, RefusalCode, RequestError
 from .boundary import SlotSeed
 from .cache_policy import CachePolicy, CacheScope
+from .media_prompt import lookup_policy, media_spans
 from .request import DEFAULT_SEED, MAX_BATCH, LLMGenerationRequest, Request
 
 
@@ -92,6 +93,7 @@ def make_seed(
 ) -> SlotSeed:
     """Everything one sequence of a prepared request brings; its own fields win over the batch's."""
     item = request.requests[index]
+    media = request.media[index] if index < len(request.media) else None
     return SlotSeed(
         prompt_ids=tuple(request.pre_tokenized_input_ids[index]),
         original_index=original_index,
@@ -112,11 +114,13 @@ def make_seed(
         on_token_generated=request.on_token_generated,
         system_prompt=request.system_prompts[index] if index < len(request.system_prompts) else "",
         cache=CachePolicy(
-            lookup=item.context_cache_lookup_policy or request.context_cache_lookup_policy,
+            lookup=lookup_policy(media) or item.context_cache_lookup_policy or request.context_cache_lookup_policy,
             commit=request.context_cache_commit_policy,
             replay_tail_length=max(0, request.context_cache_replay_tail_length),
             scope=CacheScope(adapter_name(request, item), adapter_generation),
+            media=media_spans(media),
         ),
+        media=media,
         queued=queued,
     )
 
