@@ -103,7 +103,7 @@ class EngineCalls:
         backend, engine, table, sampler = self._backend, self._engine, self._embeddings, self._sampler
         rows = range(batch)
 
-        views = {name: tensors.bound[name].prefix(shape) for name, shape in shapes.items()}
+        views = {name: tensor.prefix(shapes[name]) for name, tensor in tensors.bound.items()}
         attend = (views["attend_start"], views["attend_end"]) if "attend_end" in views else None
         advanced = (positions, past_length, *(attend or ()))
 
