@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...errors import CheckpointError
+from .base import LanguagePart as LanguagePart
 from .base import PolicyFamily as PolicyFamily
 from .smolvla_files import SMOLVLA
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...action.policy_engines import ACTION_GRAPH_FILE, PREFIX_GRAPH_FILE
 from ...action.policy_manifest import (
     CameraSlot,
     Dimensions,
@@ -13,23 +14,24 @@ from ...action.policy_manifest import (
     ImageFit,
     PolicyManifest,
     StateInput,
+    SuffixMask,
 )
 from ...action.solver import FlowDirection
 from ...errors import CheckpointError, PolicyError
-from ..checkpoint import Checkpoint
 from ..families.config_values import whole_number
 from ..policy_checkpoint import PolicyCheckpoint
 from ..policy_settings import PolicySettings
 from ..vision_families import read_tower
+from ..vision_families.base import Tower
 from . import smolvla
-from .base import PolicyFamily
+from .base import LanguagePart, PolicyFamily
 
 STATE, ACTION, EMPTY = "observation.state", "action", "observation.images.empty_camera_"
-LANGUAGE = "model.vlm_with_expert.vlm."
+LANGUAGE = "vlm_with_expert.vlm."
 _PREFIXES = {
     smolvla.TEXT: f"{LANGUAGE}model.text_model.",
-    smolvla.EXPERT: "model.vlm_with_expert.lm_expert.",
-    "": "model.",
+    smolvla.EXPERT: "vlm_with_expert.lm_expert.",
+    "": "",
 }
 
 # dimensions of published language models, for checkpoints without vlm/config.json
@@ -66,10 +68,10 @@ def _text(checkpoint: PolicyCheckpoint) -> Mapping[str, Any]:
     return text
 
 
-def stored_name(name: str) -> str:
+def stored_name(root: str, name: str) -> str:
     """See ``PolicyFamily``."""
     prefix = next(prefix for prefix in _PREFIXES if name.startswith(prefix))
-    return _PREFIXES[prefix] + name.removeprefix(prefix)
+    return root + _PREFIXES[prefix] + name.removeprefix(prefix)
 
 
 def may_be_left_out(stored: str) -> bool:
@@ -80,12 +82,20 @@ def may_be_left_out(stored: str) -> bool:
     return stored.startswith((LANGUAGE, "normalize_inputs.", "normalize_targets.", "unnormalize_outputs."))
 
 
-def language(checkpoint: PolicyCheckpoint, model: smolvla.SmolVLAConfig) -> tuple[Checkpoint, bool]:
+def language(checkpoint: PolicyCheckpoint, model: smolvla.SmolVLAConfig) -> LanguagePart:
     """See ``PolicyFamily``: cut to the layers that were kept; whole where none was taken away."""
     config, text = dict(_language(checkpoint)), dict(_text(checkpoint))
     whole = text.get("num_hidden_layers") == model.text.layers
     config["text_config"] = {**text, "num_hidden_layers": model.text.layers}
-    return checkpoint.language(LANGUAGE, config), whole
+    part = checkpoint.part(checkpoint.root + LANGUAGE, config)
+    return LanguagePart(part, whole, part, _tower(config))
+
+
+def _tower(config: Mapping[str, Any]) -> Tower:
+    tower = read_tower(config)
+    if tower is None:
+        raise CheckpointError("the language model's config.json has no vision_config; want one that sees pictures.")
+    return tower
 
 
 def manifest(checkpoint: PolicyCheckpoint, model: smolvla.SmolVLAConfig, settings: PolicySettings) -> PolicyManifest:
@@ -95,9 +105,8 @@ def manifest(checkpoint: PolicyCheckpoint, model: smolvla.SmolVLAConfig, setting
     config = checkpoint.config
     cameras = [name for name in features(config, "input_features", "VISUAL") if not name.startswith(EMPTY)]
     sizes = config.get("resize_imgs_with_padding")
-    tower = read_tower(_language(checkpoint))
-    tokens = tower.settings()["tokens_per_tile"] if tower is not None else 0
-    if not cameras or not isinstance(sizes, list) or len(sizes) != 2 or not tokens:
+    tokens = _tower(_language(checkpoint)).settings()["tokens_per_tile"]
+    if not cameras or not isinstance(sizes, list) or len(sizes) != 2:
         raise CheckpointError(
             f"config.json has {len(cameras)} cameras and resize_imgs_with_padding {sizes!r}; want a camera and two "
             "sizes."
@@ -133,6 +142,7 @@ def manifest(checkpoint: PolicyCheckpoint, model: smolvla.SmolVLAConfig, setting
             direction=FlowDirection.DOWN,
             result=FlowResult.VELOCITY,
             state_input=StateInput.PREFIX_TOKEN,
+            suffix_mask=SuffixMask.CAUSAL,
             denoise_steps=model.steps,
             time_width=model.expert.hidden_size,
             time_periods=(model.min_period, model.max_period),
@@ -150,8 +160,7 @@ SMOLVLA = PolicyFamily(
     parse,
     stored_name,
     may_be_left_out,
-    smolvla.build_prefix,
-    smolvla.build_action,
+    {PREFIX_GRAPH_FILE: smolvla.build_prefix, ACTION_GRAPH_FILE: smolvla.build_action},
     manifest,
     language,
 )
