@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ..action.policy_manifest import POLICY_FILE, PolicyManifest
 from ..errors import CheckpointError
@@ -106,23 +105,3 @@ def _weights(
                 "actions: check config.json."
             )
     return weights
-
-
-def features(config: Mapping[str, Any], group: str, kind: str) -> dict[str, tuple[int, ...]]:
-    """Shapes of the features of a kind (STATE, ACTION, VISUAL) in ``input_features`` or ``output_features``.
-
-    :raises CheckpointError: they are no mapping of features.
-    """
-    found = config.get(group)
-    if not isinstance(found, dict):
-        raise CheckpointError(f"config.json: {group} is {found!r}; want the policy's features: fetch it again.")
-    shapes = {}
-    for name, row in found.items():
-        shape = row.get("shape") if isinstance(row, dict) else None
-        if not isinstance(shape, list) or not all(type(size) is int and size > 0 for size in shape):
-            raise CheckpointError(
-                f"config.json: {group} has {name!r} with shape {shape!r}; want positive whole numbers."
-            )
-        if row.get("type") == kind:
-            shapes[name] = tuple(shape)
-    return shapes

@@ -86,15 +86,15 @@ class PolicyCheckpoint(HuggingFaceCheckpoint):
         """What the names of the policy's own tensors begin with: ``model.``, or nothing in converted checkpoints."""
         return ROOT if any(name.startswith(ROOT) for name in self.shapes) else ""
 
-    def language_config(self, known: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-        """The configuration of the language model: ``vlm/config.json``, or that of a ``known`` base model.
+    def language_config(self, known: Mapping[str, Mapping[str, Any]], key: str) -> Mapping[str, Any]:
+        """The configuration of the language model: ``vlm/config.json``, or that of a ``known`` one named under ``key``.
 
         :raises CheckpointError: neither; the sentence says where to put it.
         """
         beside = self.path / LANGUAGE_FOLDER / CONFIG
         if beside.is_file():
             return read_json_object(beside)
-        name = self.config.get("vlm_model_name")
+        name = self.config.get(key)
         if isinstance(name, str) and name in known:
             return known[name]
         raise CheckpointError(

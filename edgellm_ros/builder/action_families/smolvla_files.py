@@ -7,8 +7,6 @@ from typing import Any
 
 from ...action.policy_engines import ACTION_GRAPH_FILE, PREFIX_GRAPH_FILE
 from ...action.policy_manifest import (
-    CameraSlot,
-    Dimensions,
     FlowResult,
     Handoff,
     ImageFit,
@@ -25,8 +23,8 @@ from ..vision_families import read_tower
 from ..vision_families.base import Tower
 from . import smolvla
 from .base import LanguagePart, PolicyFamily
+from .lerobot import camera_keys, dimensions
 
-STATE, ACTION, EMPTY = "observation.state", "action", "observation.images.empty_camera_"
 LANGUAGE = "vlm_with_expert.vlm."
 _PREFIXES = {
     smolvla.TEXT: f"{LANGUAGE}model.text_model.",
@@ -58,7 +56,7 @@ def parse(checkpoint: PolicyCheckpoint) -> smolvla.SmolVLAConfig:
 
 
 def _language(checkpoint: PolicyCheckpoint) -> Mapping[str, Any]:
-    return checkpoint.language_config(KNOWN_LANGUAGE_MODELS)
+    return checkpoint.language_config(KNOWN_LANGUAGE_MODELS, "vlm_model_name")
 
 
 def _text(checkpoint: PolicyCheckpoint) -> Mapping[str, Any]:
@@ -100,40 +98,27 @@ def _tower(config: Mapping[str, Any]) -> Tower:
 
 def manifest(checkpoint: PolicyCheckpoint, model: smolvla.SmolVLAConfig, settings: PolicySettings) -> PolicyManifest:
     """See ``PolicyFamily``."""
-    from ..policy_build import features
-
     config = checkpoint.config
-    cameras = [name for name in features(config, "input_features", "VISUAL") if not name.startswith(EMPTY)]
+    cameras = camera_keys(config)
     sizes = config.get("resize_imgs_with_padding")
     tokens = _tower(_language(checkpoint)).settings()["tokens_per_tile"]
-    if not cameras or not isinstance(sizes, list) or len(sizes) != 2:
+    if not isinstance(sizes, list) or len(sizes) != 2:
         raise CheckpointError(
             f"config.json has {len(cameras)} cameras and resize_imgs_with_padding {sizes!r}; want a camera and two "
             "sizes."
         )
-    parts = {}
-    for part, group, feature, kind, padded in (
-        ("state", "input_features", STATE, "STATE", model.padded_state),
-        ("action", "output_features", ACTION, "ACTION", model.padded_action),
-    ):
-        shape = features(config, group, kind).get(feature)
-        if shape is None or len(shape) != 1:
-            raise CheckpointError(
-                f"config.json: {group} has {feature!r} with shape {shape!r}; want one number of dimensions."
-            )
-        names, units = settings.names_and_units(part, shape[0])
-        parts[part] = Dimensions(names, units, padded, checkpoint.normalization(feature, kind, shape[0]))
+    state, action = dimensions(checkpoint, settings, model.padded_state, model.padded_action)
     try:
         return PolicyManifest(
             family="smolvla",
             policy=checkpoint.source,
-            state=parts["state"],
-            action=parts["action"],
+            state=state,
+            action=action,
             meaning=settings.meaning,
             horizon=model.horizon,
             execute_steps=whole_number(config, "n_action_steps", model.horizon),
             step_time=settings.step_time,
-            cameras=tuple(CameraSlot(name) for name in cameras),
+            cameras=settings.cameras(cameras),
             image_size=(sizes[1], sizes[0]),  # the file has width first
             image_fit=ImageFit.PAD_LEFT_TOP,
             image_tokens=tokens,

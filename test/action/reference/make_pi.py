@@ -1,7 +1,7 @@
 """Writes ``pi0/`` and ``pi05/``: tiny random policies of lerobot 0.6.1, what they were shown and the chunks they gave.
 
-Run with lerobot 0.6.1, torch and transformers 5.4 to 5.6, offline: ``python make_pi.py``. The library fixes sizes by the
-name of a variant; here the names stand for tiny ones, and ``vlm/config.json`` says which. Rows of the token table that
+Run with lerobot 0.6.1, torch and transformers 5.4 to 5.6, offline: ``python make_pi.py``. The library fixes sizes by
+the name of a variant; here names stand for tiny ones, and ``vlm/config.json`` says which. Rows of the token table that
 no test uses are left out of what is stored. Weights are rounded to bfloat16 before the reference runs.
 """
 
@@ -97,6 +97,8 @@ def write(kind: str, module, config, processors_of) -> None:
             else:
                 tensor.copy_(0.2 * torch.randn_like(tensor))
             tensor.copy_(tensor.bfloat16().float())
+        tables = policy.model.paligemma_with_expert.paligemma
+        tables.model.language_model.embed_tokens.weight.copy_(tables.lm_head.weight)
     generator = torch.Generator().manual_seed(3)
     statistics = {}
     for name, width in (("observation.state", STATE), ("action", ACTION)):
@@ -125,7 +127,7 @@ def write(kind: str, module, config, processors_of) -> None:
         for name in cameras:
             batch[f"observation.images.{name}"] = torch.from_numpy(images[name]).permute(2, 0, 1).float() / 255
         policy.config.num_inference_steps = policy.model.config.num_inference_steps = steps
-        policy.model.sample_noise = lambda shape, device, given=noise: torch.from_numpy(given)[None]
+        policy.model.sample_noise = lambda shape, device, given=noise: torch.from_numpy(given.copy())[None]
         actions = policy.predict_action_chunk(before(batch))
         stored |= {
             f"{case}_noise": noise, f"{case}_state": state, f"{case}_normalised": actions[0].numpy(),
