@@ -75,7 +75,7 @@ class BuildPlan:
     @property
     def answers(self) -> bool:
         """Whether there is a language model that can generate text; a policy may have only the start of one."""
-        return self.policy is None or self.policy.answers
+        return self.policy is None or self.policy.language.answers
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -158,13 +158,13 @@ def plan_build(
             f"precision is {precision!r}; the lowering {lowering} has {', '.join(target.precisions)}."
         )
     vision = policy = None
+    tower_precision = find_vision_precision(vision_precision_name, precision)
     if isinstance(checkpoint, PolicyCheckpoint):
-        policy = plan_policy(
-            checkpoint, target, find_vision_precision(vision_precision_name, precision), policy_settings
-        )
-        checkpoint = policy.language
-    if not text_only:
-        vision = plan_vision(checkpoint, target, find_vision_precision(vision_precision_name, precision))
+        policy = plan_policy(checkpoint, target, tower_precision, policy_settings)
+        vision = plan_vision(policy.language.vision, target, tower_precision, policy.language.tower)
+        checkpoint = policy.language.text
+    elif not text_only:
+        vision = plan_vision(checkpoint, target, tower_precision)
     checkpoint = text_checkpoint(checkpoint, whole=vision is not None)
     config = read_config(checkpoint.config)
     if vision is not None:
