@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,25 +18,15 @@ from ..engine_format import (
     GRAPH_FILE,
     MANIFEST_FILE,
     BuilderLimits,
-    EngineConfig,
     Manifest,
 )
-from ..errors import CheckpointError
+from .build_plan import BuildPlan, dump_json, plan_build
 from .checkpoint import Checkpoint, open_checkpoint
-from .embedding_file import embedding_header, embedding_size, write_embedding
+from .embedding_file import embedding_size, write_embedding
 from .engine_directory import holds_build, writing
-from .families import read_config
-from .families.base import DecoderConfig
-from .families.decoder import EMBEDDING, build_decoder, decoder_tensors, may_be_left_out
-from .graph import DATA_FILE, Graph, SharedTensor
-from .lowerings import lowering as find_lowering
-from .onnx_writer import GraphFiles, check_packages, lay_out, write_weights
-from .quantize import precision as find_precision
+from .graph import DATA_FILE
+from .onnx_writer import check_packages, write_weights
 from .random_weights import open_random_checkpoint
-from .text_checkpoint import text_checkpoint
-from .weights import Weight, checkpoint_weight
-
-DEFAULT_BATCH, DEFAULT_INPUT, DEFAULT_CAPACITY = 4, 1024, 4096
 
 
 @dataclass(frozen=True)
@@ -51,125 +41,6 @@ class Progress:
 ProgressCallback = Callable[[Progress], None]
 
 
-@dataclass(frozen=True)
-class BuildPlan:
-    """Everything about an engine directory that is known before a weight is read."""
-
-    checkpoint: Checkpoint
-    graph: Graph
-    graph_files: GraphFiles
-    embedding: Weight
-    config: EngineConfig
-    tokenizer_files: Mapping[str, bytes]
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Bytes of every file but the manifest."""
-        return {
-            GRAPH_FILE: len(self.graph_files.model),
-            DATA_FILE: self.graph_files.data_size,
-            EMBEDDING_FILE: embedding_size(self.embedding.shape, self.graph.element),
-            CONFIG_FILE: len(_dump(self.config.to_json())),
-            **{name: len(content) for name, content in self.tokenizer_files.items()},
-        }
-
-
-def _dump(content: Mapping[str, object]) -> bytes:
-    return json.dumps(content, indent=1, ensure_ascii=False).encode()
-
-
-def check_tensors(config: DecoderConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """:raises CheckpointError: a tensor is missing, of another shape, or one that the graph would leave out."""
-    wanted = decoder_tensors(config)
-    for name, shape in wanted.items():
-        if name not in shapes:
-            raise CheckpointError(f"the checkpoint lacks tensor {name!r} of shape {list(shape)}; fetch it again.")
-        if shapes[name] != shape:
-            raise CheckpointError(
-                f"tensor {name!r} has the shape {list(shapes[name])}; its configuration wants {list(shape)}."
-            )
-    for name in shapes:
-        if name not in wanted and not may_be_left_out(config, name):
-            raise CheckpointError(
-                f"the checkpoint holds tensor {name!r} that this architecture does not use; a graph without it would "
-                "give other answers: check config.json."
-            )
-
-
-def choose_limits(config: DecoderConfig, limits: BuilderLimits | None) -> BuilderLimits:
-    """The given limits, or the default ones cut to what the model was trained for.
-
-    :raises CheckpointError: the cache would hold more positions than that.
-    """
-    maximum = config.max_position_embeddings
-    if limits is None:
-        capacity = min(DEFAULT_CAPACITY, maximum)
-        return BuilderLimits(DEFAULT_BATCH, min(DEFAULT_INPUT, capacity), capacity)
-    if limits.max_kv_cache_capacity > maximum:
-        raise CheckpointError(
-            f"max_kv_cache_capacity is {limits.max_kv_cache_capacity}; the model was trained for {maximum} positions: "
-            "ask for no more."
-        )
-    return limits
-
-
-def plan_build(
-    checkpoint: Checkpoint,
-    *,
-    precision: str,
-    limits: BuilderLimits | None,
-    lowering: str,
-    block_size: int | None = None,
-) -> BuildPlan:
-    """Check the checkpoint and describe the engine; reads no weights.
-
-    :raises CheckpointError: the checkpoint or a setting is refused.
-    """
-    checkpoint = text_checkpoint(checkpoint)
-    target, stored = find_lowering(lowering), find_precision(precision, block_size)
-    if precision not in target.precisions:
-        raise CheckpointError(
-            f"precision is {precision!r}; the lowering {lowering} has {', '.join(target.precisions)}."
-        )
-    config = read_config(checkpoint.config)
-    limits = choose_limits(config, limits)
-    check_tensors(config, checkpoint.shapes)
-    weights = {name: checkpoint_weight(checkpoint, name) for name in decoder_tensors(config)}
-    embedding = weights[EMBEDDING]
-    shared = SharedTensor(EMBEDDING_FILE, len(embedding_header(embedding.shape, stored.element)))
-    graph = Graph(target, stored, limits.max_kv_cache_capacity, {EMBEDDING: shared})
-    build_decoder(graph, config, weights)
-    for token in checkpoint.eos_token_ids:
-        if token >= config.vocab_size:
-            raise CheckpointError(f"eos_token_id is {token}; want an id below {config.vocab_size}.")
-    engine = EngineConfig(
-        model=config.name,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
-        kv_layers=config.kv_layers,
-        kv_cache_dtype=stored.element,
-        rope=config.rope,
-        eos_token_id=checkpoint.eos_token_ids,
-        limits=limits,
-        embedding_scale=config.embedding_scale,
-        pad_token_id=config.pad_token_id,
-        bos_token_id=config.bos_token_id,
-        max_position_embeddings=config.max_position_embeddings,
-        extra={
-            **config.extra,
-            "family": config.family,
-            "intermediate_size": config.intermediate_size,
-            "num_key_value_heads": config.num_key_value_heads,
-            "head_dim": config.head_dim,
-            "tie_word_embeddings": config.tied,
-        },
-    )
-    files = lay_out(graph, config.family)
-    return BuildPlan(checkpoint, graph, files, embedding, engine, checkpoint.tokenizer_files())
-
-
 def _fingerprint(plan: BuildPlan, progress: ProgressCallback) -> str:
     """Digest over the checkpoint, the graph and the settings: equal means the same engine."""
     total, done = plan.checkpoint.weight_bytes, 0
@@ -181,8 +52,10 @@ def _fingerprint(plan: BuildPlan, progress: ProgressCallback) -> str:
 
     checksum = hashlib.sha256(f"{FORMAT_VERSION} {__version__} {plan.graph.precision.name}".encode())
     checksum.update(plan.checkpoint.digest(step).encode())
+    if plan.calibration is not None:
+        checksum.update(plan.calibration.fingerprint())
     checksum.update(hashlib.sha256(plan.graph_files.model).digest())
-    checksum.update(_dump(plan.config.to_json()))
+    checksum.update(dump_json(plan.config.to_json()))
     for name, content in sorted(plan.tokenizer_files.items()):
         checksum.update(name.encode() + b"\0" + hashlib.sha256(content).digest())
     return checksum.hexdigest()
@@ -196,7 +69,7 @@ def _write_file(path: Path, content: bytes) -> None:
 
 
 def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: ProgressCallback) -> None:
-    total = plan.graph_files.data_size + embedding_size(plan.embedding.shape, plan.graph.element)
+    total = plan.graph_files.data_size + embedding_size(plan.embedding.shape, plan.graph.precision.embedding)
     done = 0
 
     def step(count: int) -> None:
@@ -204,10 +77,12 @@ def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: Progres
         done += count
         progress(Progress("writing weights", done, total))
 
+    if plan.calibration is not None:
+        plan = _calibrated(plan, directory / "calibration", progress)
     write_weights(plan.graph, plan.graph_files, directory / DATA_FILE, step)
-    write_embedding(plan.embedding, directory / EMBEDDING_FILE, step, plan.graph.element)
+    write_embedding(plan.embedding, directory / EMBEDDING_FILE, step, plan.graph.precision.embedding)
     _write_file(directory / GRAPH_FILE, plan.graph_files.model)
-    _write_file(directory / CONFIG_FILE, _dump(plan.config.to_json()))
+    _write_file(directory / CONFIG_FILE, dump_json(plan.config.to_json()))
     for name, content in plan.tokenizer_files.items():
         _write_file(directory / name, content)
     manifest = Manifest(
@@ -219,7 +94,24 @@ def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: Progres
         fingerprint=fingerprint,
         files={name: (directory / name).stat().st_size for name in plan.sizes},
     )
-    _write_file(directory / MANIFEST_FILE, _dump(manifest.to_json()))
+    _write_file(directory / MANIFEST_FILE, dump_json(manifest.to_json()))
+
+
+def _calibrated(plan: BuildPlan, folder: Path, progress: ProgressCallback) -> BuildPlan:
+    """The plan after its calibration, for which ``folder`` is there for a while."""
+    calibration, done = plan.calibration, 0
+    if calibration is None:
+        return plan
+
+    def step(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(Progress("calibrating", done, calibration.files.data_size))
+
+    folder.mkdir()
+    findings = calibration.run(folder, plan.tokenizer_files, step)
+    shutil.rmtree(folder)
+    return plan.calibrated(findings)
 
 
 def _open(source: Path | str, random_seed: int | None) -> Checkpoint:
@@ -238,14 +130,16 @@ def build_engine(
     lowering: str = "onnxruntime",
     random_seed: int | None = None,
     block_size: int | None = None,
+    calibrate: bool = True,
 ) -> Path:
     """Build ``output`` from a Hugging Face folder, a ``.gguf`` file or a name of ``WHEEL_MODELS``; returns its path.
 
     With ``random_seed`` only a ``config.json`` is read of ``source``, and the weights are random.
 
     What is there already and equal is left as it is; another engine directory is replaced in one step. Peak memory
-    does not grow with the model. ``block_size`` is that of int4, 32 or 64. ``limits`` defaults to batch 4, input 1024,
-    cache 4096 or what the model allows.
+    does not grow with the model, but for the calibration of int8 and int4, which runs the model at eight bits.
+    ``block_size`` is that of int4, 32 or 64. ``limits`` defaults to batch 4, input 1024, cache 4096 or what the model
+    allows.
 
     :raises CheckpointError: the checkpoint or a setting is refused.
     :raises EngineDirectoryError: ``output`` cannot be written.
@@ -255,11 +149,18 @@ def build_engine(
     report = progress or (lambda state: None)
     place = Path(output).absolute()
     with closing(_open(source, random_seed)) as checkpoint:
-        plan = plan_build(checkpoint, precision=precision, limits=limits, lowering=lowering, block_size=block_size)
+        plan = plan_build(
+            checkpoint,
+            precision=precision,
+            limits=limits,
+            lowering=lowering,
+            block_size=block_size,
+            calibrate=calibrate and random_seed is None,
+        )
         fingerprint = _fingerprint(plan, report)
         if holds_build(place, fingerprint):
             report(Progress("already built", 1, 1))
             return place
-        with writing(place, fingerprint, sum(plan.sizes.values())) as directory:
+        with writing(place, fingerprint, sum(plan.sizes.values()) + plan.passing_bytes) as directory:
             _write(plan, fingerprint, directory, report)
     return place

@@ -66,7 +66,7 @@ def may_be_left_out(config: DecoderConfig, name: str) -> bool:
 
 
 def build_decoder(graph: Graph, config: DecoderConfig, weights: Mapping[str, Weight]) -> None:
-    """Write the graph; ``weights`` has every tensor of ``decoder_tensors``."""
+    """Write the graph; ``weights`` has every tensor of ``decoder_tensors``, and a head though it is tied, or not."""
     _Decoder(graph, config, weights).build()
 
 
@@ -81,7 +81,7 @@ class _Decoder:
         for layer, plan in enumerate(config.layers):
             x = self._layer(x, f"model.layers.{layer}.", layer, plan)
         x = graph.gather_positions(x, Value("last_token_index"))
-        logits = graph.linear(self._norm(x, "model.norm"), self.weights[EMBEDDING if config.tied else HEAD])
+        logits = graph.linear(self._norm(x, "model.norm"), self.weights[HEAD if HEAD in self.weights else EMBEDDING])
         if config.logit_softcap:
             logits = graph.softcap(logits, config.logit_softcap)
         graph.output(logits, "logits", "float32", ["batch", "rows", config.vocab_size])
