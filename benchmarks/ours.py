@@ -42,6 +42,32 @@ class Runtime:
             "python_time": 1e6 * (seconds - inside) / steps,
         }
 
+    def batch_decode(self, prompt_tokens: int, tokens: int, sequences: int) -> dict[str, float]:
+        """One sequence, then several that arrive together at the scheduler: rates while all of them decode."""
+        single = self.decode(prompt_tokens, tokens)["decode_rate"]
+        self._spans.clear()
+        from edgellm_ros import RequestEngine
+        from edgellm_ros.runtime.scheduler import RequestEngineConfig
+
+        engine = RequestEngine(self._runtime, RequestEngineConfig(max_batch_size=sequences))
+        try:
+            # Those that arrive later stay longer; all are there for at least ``tokens`` steps.
+            handles = [engine.submit(self._greedy(prompt_tokens, 2 * tokens + 8 * index)) for index in range(sequences)]
+            times = [handle.get(600).times[0] for handle in handles]
+        finally:
+            engine.shutdown()
+        start, end = max(t.first_token for t in times), min(t.last_token for t in times)
+        steps = [(begun, ended) for begun, ended in self._spans if begun >= start and ended <= end]
+        seconds, inside = end - start, sum(ended - begun for begun, ended in steps)
+        rate = sequences * len(steps) / seconds
+        return {
+            "batch_scaling": rate / single,
+            "batch_decode_rate": rate,
+            "single_decode_rate": single,
+            "batch_python_share": 100 * (seconds - inside) / seconds,
+            "batch_python_time": 1e6 * (seconds - inside) / len(steps),
+        }
+
     def prefill(self, prompt_tokens: int) -> dict[str, float]:
         """Rate from the start of the prompt to its first token."""
         times = self._request(prompt_tokens, 1)
@@ -51,17 +77,23 @@ class Runtime:
         """Free the engine."""
         self._runtime.close()
 
-    def _request(self, prompt_tokens: int, tokens: int) -> Any:
-        from edgellm_ros import LLMGenerationRequest, LLMGenerationResponse, Request, SamplingParameters
+    def _greedy(self, prompt_tokens: int, tokens: int) -> Any:
+        """A request for exactly ``tokens`` tokens after a prompt that no other has."""
+        from edgellm_ros import LLMGenerationRequest, Request, SamplingParameters
 
         self._variant += 1
-        self._spans.clear()
-        request = LLMGenerationRequest(
+        return LLMGenerationRequest(
             requests=[Request(ignore_eos=True)],
             sampling=SamplingParameters(temperature=0.0),
             max_generate_length=tokens,
             pre_tokenized_input_ids=[prompt_ids(prompt_tokens, self._variant)],
         )
+
+    def _request(self, prompt_tokens: int, tokens: int) -> Any:
+        from edgellm_ros import LLMGenerationResponse
+
+        self._spans.clear()
+        request = self._greedy(prompt_tokens, tokens)
         response = LLMGenerationResponse()
         if not self._runtime.handle_request(request, response):
             raise RuntimeError(f"the runtime refused the request: {self._runtime.last_refusal}")

@@ -21,6 +21,9 @@ _EXPORTS = {
     "Message": "edgellm_ros.runtime.request",
     "SamplingParameters": "edgellm_ros.runtime.request",
     "FinishReason": "edgellm_ros.runtime.request",
+    "CacheCommitPolicy": "edgellm_ros.runtime.cache_policy",
+    "CacheLookupPolicy": "edgellm_ros.runtime.cache_policy",
+    "ContextCacheConfig": "edgellm_ros.runtime.context_cache",
     "StreamChannel": "edgellm_ros.runtime.streaming",
 }
 

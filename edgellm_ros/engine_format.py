@@ -6,6 +6,8 @@
 ``llm.onnx`` + ``.data``    the graph and its weights (``llm.engine``: a TensorRT plan beside or instead)
 ``embedding.safetensors``   tensor ``embedding`` [V,D] (a tied head may live in it)
 ``tokenizer.json``          and ``tokenizer_config.json``, ``chat_template.jinja`` where the model has one
+``visual/``                 ``visual.onnx`` + ``.data`` of the image tower, its ``config.json`` and ``manifest.json``,
+                            and the processor's own files; only where the model sees images
 ==========================  ==========================================================================
 
 Inputs of ``llm.onnx``, all packed, rows right padded: ``inputs_embeds`` [B,S,D] float32; ``rope_cos_<kind>`` and
@@ -35,6 +37,9 @@ EMBEDDING_FILE = "embedding.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
+VISUAL_DIRECTORY = "visual"  # of the engine directory, or of another one, where the model sees images
+VISUAL_GRAPH_FILE = "visual.onnx"
+VISUAL_DATA_FILE = VISUAL_GRAPH_FILE + ".data"
 
 _FILES = (
     CONFIG_FILE, GRAPH_FILE, PLAN_FILE, EMBEDDING_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, CHAT_TEMPLATE_FILE,
@@ -197,7 +202,7 @@ class Manifest:
     """``manifest.json``."""
 
     lowering: str  # onnxruntime | tensorrt | tensorrt_legacy | fake
-    precision: str  # fp32 | fp16 | int8 | int4
+    precision: str  # fp32 | fp16 | bf16 | int8 | int4
     builder_version: str
     source: str  # where the weights came from, as a person would say it
     licence: str

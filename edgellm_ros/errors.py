@@ -23,6 +23,7 @@ class RefusalCode(str, Enum):
     NO_CAPACITY = "no_capacity"  # retry when a row is free
     SPECIAL_TOKENS = "special_tokens"  # control tokens in user text where the policy is to reject them
     BAD_CHANNEL = "bad_channel"  # a stream channel is finished, attached already, or their number is wrong
+    BAD_GUIDE = "bad_guide"  # a guide that does not compile, or cannot go on
     UNKNOWN_ADAPTER = "unknown_adapter"
     UNSUPPORTED = "unsupported"  # this engine or build cannot do what was asked
     QUEUE_FULL = "queue_full"
@@ -38,6 +39,12 @@ class RefusalCode(str, Enum):
     BAD_ENGINE_DIRECTORY = "bad_engine_directory"
     BAD_CHECKPOINT = "bad_checkpoint"
     BAD_PARAMETER = "bad_parameter"
+    BAD_IMAGE = "bad_image"  # an encoding, a size or data that cannot be decoded
+    BAD_POLICY = "bad_policy"  # a policy manifest that is missing, incomplete or disagrees with its engine
+    BAD_OBSERVATION = "bad_observation"  # a joint, camera or number that the policy needs is missing or unusable
+    STALE_OBSERVATION = "stale_observation"  # older than its limit
+    NOT_FINITE = "not_finite"  # an action chunk holds NaN or infinity
+    LATE_CHUNK = "late_chunk"  # every action of a chunk was due before it was ready
     MISSING_PACKAGE = "missing_package"
 
 
@@ -108,6 +115,24 @@ class StepTimeoutError(BackendError):
     """One engine step took longer than the watchdog allows."""
 
     default_code = RefusalCode.STEP_TIMEOUT
+
+
+class PolicyError(EdgeLLMError, ValueError):
+    """A policy manifest, its statistics or its engine cannot drive this robot."""
+
+    default_code = RefusalCode.BAD_POLICY
+
+
+class ObservationError(EdgeLLMError, ValueError):
+    """What the robot reports cannot be given to the policy."""
+
+    default_code = RefusalCode.BAD_OBSERVATION
+
+
+class ChunkError(EdgeLLMError, ValueError):
+    """An action chunk that must not move the robot."""
+
+    default_code = RefusalCode.NOT_FINITE
 
 
 class MissingPackageError(EdgeLLMError, ImportError):

@@ -22,7 +22,11 @@ MAY_IMPORT = {
     "runtime": RUN_TIME,
     "vision": RUN_TIME,
     "action": RUN_TIME,
-    "builder": {"builder", "backends"},  # a plan is compiled by the library that runs it
+    "builder": {
+        "builder",
+        "backends",
+        "action",
+    },  # a plan is compiled by the library that runs it; manifests are shared
     "ros": RUN_TIME | {"ros"},
     "cli": set(PARTS),
     "tabletop": {"tabletop", "ros", *RUN_TIME},

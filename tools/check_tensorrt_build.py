@@ -25,6 +25,7 @@ from tiny_families import TINY_FAMILIES  # noqa: E402
 
 from edgellm_ros.builder.build import build_engine  # noqa: E402
 from edgellm_ros.builder.random_weights import write_random_checkpoint  # noqa: E402
+from edgellm_ros.builder.tensorrt_network import allow_decomposition  # noqa: E402
 from edgellm_ros.engine_format import BuilderLimits  # noqa: E402
 
 PROVIDER = "onnxruntime_ep_nv_tensorrt_rtx"  # the package whose folder holds the libraries
@@ -53,10 +54,12 @@ def cases() -> dict[str, tuple[Mapping[str, Any], str, BuilderLimits]]:
     found: dict[str, tuple[Mapping[str, Any], str, BuilderLimits]] = {}
     for family, config in TINY_FAMILIES.items():
         found[f"{family} fp32"] = (config, "fp32", LIMITS)
-        found[f"{family} fp16"] = ({**config, "head_dim": 64}, "fp16", LIMITS)
+        for precision in ("fp16", "bf16"):
+            found[f"{family} {precision}"] = ({**config, "head_dim": 64}, precision, LIMITS)
     for family in ("llama", "gemma3"):
-        found[f"{family} int8"] = ({**TINY_FAMILIES[family], **WHOLE_BLOCKS}, "int8", LIMITS)
-    for precision in ("fp32", "fp16"):
+        for precision in ("int8", "int4"):
+            found[f"{family} {precision}"] = ({**TINY_FAMILIES[family], **WHOLE_BLOCKS}, precision, LIMITS)
+    for precision in ("fp32", "fp16", "bf16"):
         found[f"SmolLM2 135M {precision}"] = (SMOLLM2, precision, BuilderLimits(1, 512, 2048))
     return found
 
@@ -91,22 +94,13 @@ class Importer:
         parser = trt.OnnxParser(network, self._logger)
         if not parser.parse_from_file(str(graph)):
             raise ValueError("; ".join(str(parser.get_error(index)) for index in range(parser.num_errors)))
-        self._allow_decomposition(network)
+        allow_decomposition(trt, network)
         settings = builder.create_builder_config()
         settings.add_optimization_profile(self._profile(builder, network, limits))
         plan = builder.build_serialized_network(network, settings)
         if plan is None:
             raise ValueError("the network was parsed but not built; the log above says why")
         return int(plan.nbytes)
-
-    def _allow_decomposition(self, network: Any) -> None:
-        """Attention in float32, and of some head sizes, has no kernel of its own; then it is built of parts."""
-        kind = self._trt.LayerType.ATTENTION_OUTPUT
-        for index in range(network.num_layers):
-            layer = network.get_layer(index)
-            if layer.type == kind:
-                layer.__class__ = self._trt.IAttentionOutputLayer
-                layer.attention.decomposable = True
 
     def _profile(self, builder: Any, network: Any, limits: BuilderLimits) -> Any:
         """One row of one token, to a whole batch of whole chunks."""

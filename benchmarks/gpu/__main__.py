@@ -151,6 +151,17 @@ def print_line(name: str, times: StepTimes) -> None:
     )
 
 
+def run_all(arguments: argparse.Namespace, report: Report) -> None:
+    """Kernels, then all of ``onnxruntime``, whose engines are built meanwhile: building takes no GPU."""
+    command = [sys.executable, "-m", "benchmarks.gpu", "models", "--models", str(arguments.models),
+               "--lowering", "onnxruntime", "--precision", "fp16", "--shape", *arguments.shape]  # fmt: skip
+    with subprocess.Popen(command) as builder:
+        check_kernels(report)
+        if builder.wait():
+            raise checks.CheckError(f"the builder ended with {builder.returncode}")
+    run_onnxruntime(arguments, report)
+
+
 def run_onnxruntime(arguments: argparse.Namespace, report: Report) -> None:
     folder, library = arguments.models, "onnxruntime"
     reference = json.loads(arguments.reference.read_text(encoding="utf-8"))
@@ -225,7 +236,7 @@ def run_leaks(arguments: argparse.Namespace, report: Report, directory: Path, li
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("task", choices=["reference", "models", "kernels", "onnxruntime", "tensorrt", "one"])
+    parser.add_argument("task", choices=["reference", "models", "kernels", "onnxruntime", "all", "tensorrt", "one"])
     parser.add_argument("--models", type=Path, default=Path("benchmarks/.cache/gpu"), help="where engines are built")
     parser.add_argument("--reference", type=Path, default=Path("benchmarks/gpu/reference.json"))
     parser.add_argument("--gguf", type=Path, help="SmolLM2-135M-Instruct, for the check with real weights")
@@ -256,9 +267,12 @@ def main() -> int:
         return 0
     report = start_report("tensorrt" if arguments.task == "tensorrt" else "onnxruntime")
     report.path = arguments.output
-    {"kernels": lambda a, r: check_kernels(r), "onnxruntime": run_onnxruntime, "tensorrt": run_tensorrt}[
-        arguments.task
-    ](arguments, report)
+    {
+        "kernels": lambda a, r: check_kernels(r),
+        "onnxruntime": run_onnxruntime,
+        "all": run_all,
+        "tensorrt": run_tensorrt,
+    }[arguments.task](arguments, report)
     for failure in report.failed:
         print(f"FAILED {failure}")
     return 1 if report.failed else 0

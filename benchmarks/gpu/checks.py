@@ -207,11 +207,11 @@ def check_failures(directory: Path, library: str) -> None:
         refused = 0
         for _ in range(3):
             try:
-                backend.allocate_kv_cache(executor._engine.cache_layout, 1024, 1 << 21)  # type: ignore[attr-defined]
+                backend.allocate_kv_cache(executor.engine.cache_layout, 1024, 1 << 21)  # type: ignore[attr-defined]
             except BackendError as error:
                 refused += "out of memory" in str(error)
             try:
-                executor._engine.run({"inputs_embeds": (1, 1 << 20, 1)})
+                executor.engine.run({"inputs_embeds": (1, 1 << 20, 1)})
             except BackendError:
                 refused += 1
         if refused != 6:
@@ -226,11 +226,11 @@ def check_stale_bucket(directory: Path, library: str) -> None:
     :raises CheckError: the engine did not notice.
     """
     with opened(directory, library) as (_, executor):
-        if executor._engine.length_bucket(1) == executor._engine.length_bucket(200):
+        if executor.engine.length_bucket(1) == executor.engine.length_bucket(200):
             return  # this engine has no buckets
         wanted = continuations(executor)
-        executor._engine.length_bucket = lambda positions: 128  # type: ignore[method-assign]
-        executor._calls.clear()
+        executor.engine.length_bucket = lambda positions: 128  # type: ignore[method-assign]
+        executor.calls.made.clear()
         if continuations(executor) == wanted:
             raise CheckError("a prefix that is too short went unnoticed")
 

@@ -68,7 +68,7 @@ def decode_steps(executor: ModelExecutor, first: int, count: int, parameters: Sa
 
 def engine_shapes(executor: ModelExecutor) -> dict[str, tuple[int, ...]]:
     """Shapes of a decode call of one row."""
-    engine = executor._engine
+    engine = executor.engine
     specs = {**engine.inputs, **engine.outputs}
     return {name: tuple(1 if size == -1 else size for size in spec.shape) for name, spec in specs.items()}
 
@@ -80,7 +80,7 @@ def measure(directory: Path, library: str, *, own_graph: bool = False) -> StepTi
         prompt = np.random.default_rng(1).integers(0, executor.vocab_size, CONTEXT).tolist()
         executor.start_row(0, GREEDY, prompt)
         executor.prefill(0, prompt, 0)
-        engine, shapes = executor._engine, engine_shapes(executor)
+        engine, shapes = executor.engine, engine_shapes(executor)
         bucket = engine.length_bucket(CONTEXT)
         alone = backend.capture("engine alone", lambda: engine.run(shapes, 0, bucket))
         first = CONTEXT - STEPS // 2
@@ -96,7 +96,7 @@ def measure(directory: Path, library: str, *, own_graph: bool = False) -> StepTi
             sm_clock = _sm_clock()
             sampled = decode_steps(executor, first, STEPS, SAMPLED)
             decode_steps(executor, first, 2)
-            captured = executor._call(1, 1, 0, CONTEXT).step
+            captured = executor.calls.get(1, 1, 0, CONTEXT).step
             engine_time = _replay(backend, alone)
             executor._standing = None
             executor.decode([7], [first])
@@ -160,11 +160,11 @@ def _replay(backend: CUDABackend, step: Any, count: int = 50) -> float:
 
 def _own_graph(backend: CUDABackend, executor: ModelExecutor, shapes: dict[str, tuple[int, ...]]) -> list[float]:
     """The same engine recorded by ONNX Runtime's provider itself."""
-    first = executor._engine
+    first = executor.engine
     assert isinstance(first, OnnxRuntimeEngine)
     engine = OnnxRuntimeEngine(backend.device, backend.kernels, backend._recorder, first._path, own_graph=True)
     try:
-        for name, tensor in executor._tensors.items():
+        for name, tensor in executor.tensors.bound.items():
             engine.bind(name, tensor)
         engine.bind_cache(executor.cache)
         rounds = []

@@ -1,4 +1,4 @@
-"""llama.cpp through its low-level Python binding, greedy, one sequence.
+"""llama.cpp through its low-level Python binding, greedy, one sequence or several in one batch.
 
 As a program it requantises a GGUF file: ``python -m benchmarks.peers.llama_cpp SOURCE DESTINATION f32|q8_0|q4_0``.
 """
@@ -18,9 +18,9 @@ from ..prompts import prompt_ids
 
 
 class LlamaCpp:
-    """One GGUF file; ``capacity`` is the context in tokens."""
+    """One GGUF file; ``capacity`` is the context in tokens of each of ``sequences``."""
 
-    def __init__(self, model: str, *, threads: int, capacity: int = 1024) -> None:
+    def __init__(self, model: str, *, threads: int, capacity: int = 1024, sequences: int = 4) -> None:
         import llama_cpp
 
         self._library = llama_cpp
@@ -29,8 +29,9 @@ class LlamaCpp:
         if not self._model:
             raise RuntimeError(f"llama.cpp cannot load {Path(model).name}")
         parameters = llama_cpp.llama_context_default_params()
-        parameters.n_ctx = capacity
+        parameters.n_ctx = capacity * sequences
         parameters.n_batch = parameters.n_ubatch = 512
+        parameters.n_seq_max = sequences
         parameters.n_threads = parameters.n_threads_batch = threads
         self._context = llama_cpp.llama_init_from_model(self._model, parameters)
         if not self._context:
@@ -51,6 +52,16 @@ class LlamaCpp:
             token = self._step([token], prompt_tokens + step)
         return {"decode_rate": (tokens - 1) / (time.monotonic() - start)}
 
+    def batch_decode(self, prompt_tokens: int, tokens: int, sequences: int) -> dict[str, float]:
+        """One sequence, then several with prompts of their own: rates of decoding."""
+        single = self.decode(prompt_tokens, tokens)["decode_rate"]
+        last = [self._prompt(prompt_tokens, sequence) for sequence in range(sequences)]
+        start = time.monotonic()
+        for step in range(2 * tokens):
+            last = self._steps(last, prompt_tokens + step)
+        rate = sequences * 2 * tokens / (time.monotonic() - start)
+        return {"batch_scaling": rate / single, "batch_decode_rate": rate, "single_decode_rate": single}
+
     def prefill(self, prompt_tokens: int) -> dict[str, float]:
         """Rate from the start of the prompt to its first token."""
         start = time.monotonic()
@@ -62,17 +73,32 @@ class LlamaCpp:
         self._library.llama_free(self._context)
         self._library.llama_model_free(self._model)
 
-    def _prompt(self, prompt_tokens: int) -> int:
+    def _prompt(self, prompt_tokens: int, sequence: int = 0) -> int:
+        """Run a prompt; that of sequence 0 forgets all before."""
         self._variant += 1
-        memory = self._library.llama_get_memory(self._context)
-        self._library.llama_memory_clear(memory, False)
+        if sequence == 0:
+            memory = self._library.llama_get_memory(self._context)
+            self._library.llama_memory_clear(memory, False)
         ids = prompt_ids(prompt_tokens, self._variant)
         token = 0
         for start in range(0, len(ids), 512):
-            token = self._step(ids[start : start + 512], start)
+            token = self._step(ids[start : start + 512], start, sequence)
         return token
 
-    def _step(self, ids: list[int], position: int) -> int:
+    def _steps(self, tokens: list[int], position: int) -> list[int]:
+        """Decode one token of every sequence; the most likely next id of each."""
+        batch: Any = self._batch
+        batch.n_tokens = len(tokens)
+        for index, token in enumerate(tokens):
+            batch.token[index] = token
+            batch.pos[index] = position
+            batch.n_seq_id[index] = 1
+            batch.seq_id[index][0] = index
+            batch.logits[index] = True
+        self._run()
+        return [self._best(index) for index in range(len(tokens))]
+
+    def _step(self, ids: list[int], position: int, sequence: int = 0) -> int:
         """Decode ``ids`` from ``position`` on; the most likely next id."""
         batch: Any = self._batch
         batch.n_tokens = len(ids)
@@ -80,12 +106,18 @@ class LlamaCpp:
             batch.token[index] = token
             batch.pos[index] = position + index
             batch.n_seq_id[index] = 1
-            batch.seq_id[index][0] = 0
+            batch.seq_id[index][0] = sequence
             batch.logits[index] = index == len(ids) - 1
-        code = self._library.llama_decode(self._context, batch)
+        self._run()
+        return self._best(-1)
+
+    def _run(self) -> None:
+        code = self._library.llama_decode(self._context, self._batch)
         if code:
             raise RuntimeError(f"llama_decode returned {code}")
-        logits = self._library.llama_get_logits_ith(self._context, -1)
+
+    def _best(self, index: int) -> int:
+        logits = self._library.llama_get_logits_ith(self._context, index)
         return int(np.ctypeslib.as_array(logits, (self._vocabulary,)).argmax())
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -50,6 +50,14 @@ class TensorSpec:
     shape: tuple[int, ...]
 
 
+class TokenSpan(NamedTuple):
+    """Rows ``start .. stop`` of a prompt that belong to one image, and how many of them to keep."""
+
+    start: int
+    stop: int
+    quota: int
+
+
 @dataclass(frozen=True)
 class EngineCapabilities:
     """What an engine can do, found by a probe when it is loaded, never from a version number."""
@@ -61,6 +69,9 @@ class EngineCapabilities:
     cache_dtypes: tuple[DataType, ...] = (DataType.FLOAT32,)
     window: int = 0  # sliding window that the engine bakes in; 0: none
     adapters: int = 0  # adapter slots, without slot 0
+    mixed_positions: int = (
+        0  # B*S up to which decode rows and a prompt's chunk are cheaper in one call; 0: not possible
+    )
     details: Mapping[str, str] = field(default_factory=dict)  # what the probe saw, for diagnostics
 
 
@@ -286,6 +297,15 @@ class Backend(Protocol):
 
     def splice_rows(self, source: Tensor, rows: Tensor, out: Tensor) -> None:
         """out[rows[m]] = source[m]; source [M,D], rows int32 [M], out [N,D]; nothing for a row outside."""
+        ...
+
+    def select_tokens(
+        self, embeddings: Tensor, spans: Sequence[TokenSpan], text_pivots: int, image_pivots: int
+    ) -> np.ndarray:
+        """Rows of a prompt's embeddings [L,D] to keep, int32, ascending; ``token_selection.select_tokens`` says which.
+
+        Waits for the embeddings; the choice is on the host when it returns.
+        """
         ...
 
     def euler_step(self, state: Tensor, velocity: Tensor, step: float) -> None:

@@ -42,6 +42,8 @@ class CPUEngine:
         self._session: Any = _open_session(path, threads)
         self._run_options = onnxruntime.RunOptions()
         self._run_options.log_severity_level = _FATAL
+        # It is looked up in every run, and to find that it is missing takes longer than all else around the run.
+        self._run_options.add_run_config_entry("gpu_graph_id", "-1")
         self._bound: dict[str, HostTensor] = {}
         self._cache: CPUKVCache | None = None
         # With each binding its state and the tensors and cache whose addresses it holds: they must outlive a run.

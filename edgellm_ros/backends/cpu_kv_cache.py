@@ -16,10 +16,21 @@ CACHE_DTYPES = (DataType.FLOAT32, DataType.FLOAT16)
 
 @dataclass(frozen=True)
 class CacheBlock:
-    """Some positions of one row: for every layer keys, then values, each [heads, count, head size]."""
+    """Some positions of one row in one piece: for every layer keys, then values, each [heads, count, head size]."""
 
+    layout: CacheLayout
     count: int
-    arrays: tuple[np.ndarray, ...]
+    data: np.ndarray
+
+    def arrays(self) -> list[np.ndarray]:
+        """The keys and values as views."""
+        start, views = 0, []
+        for heads, size in self.layout.layers:
+            for _ in ("key", "value"):
+                end = start + heads * self.count * size
+                views.append(self.data[start:end].reshape(heads, self.count, size))
+                start = end
+        return views
 
 
 class CPUKVCache:
@@ -93,19 +104,23 @@ class CPUKVCache:
     def export_block(self, row: int, start: int, count: int) -> CacheBlock:
         """A copy of ``count`` positions of a row."""
         self._check(row, start, count)
-        return CacheBlock(count, tuple(array[row, :, start : start + count].copy() for array in self.arrays))
+        elements = count * self.bytes_per_position // self.dtype.numpy.itemsize
+        block = CacheBlock(self._layout, count, np.empty(elements, self.dtype.numpy))
+        for array, values in zip(self.arrays, block.arrays(), strict=True):
+            values[...] = array[row, :, start : start + count]
+        return block
 
     def import_block(self, row: int, start: int, block: Any) -> None:
         """Write a block of this cache or of one like it.
 
         :raises MisuseError: it is no such block, or does not fit.
         """
-        if not isinstance(block, CacheBlock) or len(block.arrays) != len(self.arrays):
+        if not isinstance(block, CacheBlock) or block.layout != self._layout:
             raise MisuseError(
                 "a cache block of another backend or model was given; want one that a like cache exported."
             )
         self._check(row, start, block.count)
-        for array, values in zip(self.arrays, block.arrays, strict=True):
+        for array, values in zip(self.arrays, block.arrays(), strict=True):
             array[row, :, start : start + block.count] = values
 
     def _check(self, row: int, start: int, count: int) -> None:

@@ -59,7 +59,11 @@ class FakeEngine:
         }
         self._outputs = {"logits": TensorSpec("logits", DataType.FLOAT32, (-1, -1, vocab_size))}
         self._capabilities = EngineCapabilities(
-            ragged_chunks=True, interval_mask=False, capture=True, details={"engine": f"fake, {script.mode.value}"}
+            ragged_chunks=True,
+            interval_mask=False,
+            capture=True,
+            mixed_positions=16,
+            details={"engine": f"fake, {script.mode.value}"},
         )
 
     @property

@@ -10,11 +10,12 @@ import numpy as np
 
 from ..errors import BackendError, MisuseError
 from . import host_rows
-from .base import DataType, Engine, RopeKind, Tensor
+from .base import DataType, Engine, RopeKind, Tensor, TokenSpan
 from .base import EmbeddingTable as EmbeddingTableProtocol
 from .host_embeddings import HostEmbeddingTable
 from .host_sampler import HostSampler
 from .host_tensor import HostReadback, HostTensor, aligned_zeros, host_array
+from .token_selection import select_tokens
 
 
 class HostCaptured:
@@ -136,6 +137,12 @@ class HostBackend:
     def splice_rows(self, source: Tensor, rows: Tensor, out: Tensor) -> None:
         """out[rows[m]] = source[m]; source [M,D], rows int32 [M], out [N,D]; nothing for a row outside."""
         host_rows.splice_rows(host_array(source), host_array(rows), host_array(out))
+
+    def select_tokens(
+        self, embeddings: Tensor, spans: Sequence[TokenSpan], text_pivots: int, image_pivots: int
+    ) -> np.ndarray:
+        """Rows of embeddings [L,D] to keep, int32, ascending; see ``token_selection.select_tokens``."""
+        return select_tokens(host_array(embeddings), spans, text_pivots, image_pivots)
 
     def euler_step(self, state: Tensor, velocity: Tensor, step: float) -> None:
         """Add ``step * velocity`` to ``state``; float32 of equal shapes."""

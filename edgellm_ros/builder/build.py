@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from .. import __version__
+from ..action.policy_manifest import ACTION_DIRECTORY
 from ..engine_format import (
     CONFIG_FILE,
     EMBEDDING_FILE,
     FORMAT_VERSION,
     GRAPH_FILE,
     MANIFEST_FILE,
+    VISUAL_DIRECTORY,
     BuilderLimits,
     Manifest,
 )
 from .build_plan import BuildPlan, dump_json, plan_build
 from .checkpoint import Checkpoint, open_checkpoint
-from .embedding_file import embedding_size, write_embedding
+from .embedding_file import write_embedding
 from .engine_directory import holds_build, writing
 from .graph import DATA_FILE
 from .onnx_writer import check_packages, write_weights
+from .policy_settings import read_policy_settings
 from .random_weights import open_random_checkpoint
+from .vision_build import write_vision
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,11 @@ def _fingerprint(plan: BuildPlan, progress: ProgressCallback) -> str:
     checksum.update(dump_json(plan.config.to_json()))
     for name, content in sorted(plan.tokenizer_files.items()):
         checksum.update(name.encode() + b"\0" + hashlib.sha256(content).digest())
+    if plan.policy is not None:
+        checksum.update(plan.policy.digest().encode())
+    if plan.vision is not None:
+        checksum.update(hashlib.sha256(plan.vision.files.model).digest())
+        checksum.update(f"{plan.vision.graph.precision.name} {json.dumps(plan.vision.config)}".encode())
     return checksum.hexdigest()
 
 
@@ -69,7 +79,11 @@ def _write_file(path: Path, content: bytes) -> None:
 
 
 def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: ProgressCallback) -> None:
-    total = plan.graph_files.data_size + embedding_size(plan.embedding.shape, plan.graph.precision.embedding)
+    vision = plan.vision
+    total = plan.graph_files.data_size if plan.answers else 0
+    total += plan.sizes[EMBEDDING_FILE]
+    total += 0 if vision is None else vision.files.data_size
+    total += 0 if plan.policy is None else sum(plan.policy.sizes.values())
     done = 0
 
     def step(count: int) -> None:
@@ -79,12 +93,21 @@ def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: Progres
 
     if plan.calibration is not None:
         plan = _calibrated(plan, directory / "calibration", progress)
-    write_weights(plan.graph, plan.graph_files, directory / DATA_FILE, step)
+    if plan.answers:
+        write_weights(plan.graph, plan.graph_files, directory / DATA_FILE, step)
+        _write_file(directory / GRAPH_FILE, plan.graph_files.model)
     write_embedding(plan.embedding, directory / EMBEDDING_FILE, step, plan.graph.precision.embedding)
-    _write_file(directory / GRAPH_FILE, plan.graph_files.model)
     _write_file(directory / CONFIG_FILE, dump_json(plan.config.to_json()))
     for name, content in plan.tokenizer_files.items():
         _write_file(directory / name, content)
+    sizes = {name: (directory / name).stat().st_size for name in plan.sizes}
+    if vision is not None:
+        source = (plan.checkpoint.source, plan.checkpoint.licence, fingerprint)
+        written = write_vision(vision, directory / VISUAL_DIRECTORY, source, _write_file, step)
+        sizes |= {f"{VISUAL_DIRECTORY}/{name}": size for name, size in written.items()}
+    if plan.policy is not None:
+        written = plan.policy.write(directory / ACTION_DIRECTORY, _write_file, step)
+        sizes |= {f"{ACTION_DIRECTORY}/{name}": size for name, size in written.items()}
     manifest = Manifest(
         lowering=plan.graph.lowering.name,
         precision=plan.graph.precision.name,
@@ -92,7 +115,7 @@ def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: Progres
         source=plan.checkpoint.source,
         licence=plan.checkpoint.licence,
         fingerprint=fingerprint,
-        files={name: (directory / name).stat().st_size for name in plan.sizes},
+        files=sizes,
     )
     _write_file(directory / MANIFEST_FILE, dump_json(manifest.to_json()))
 
@@ -130,6 +153,10 @@ def build_engine(
     lowering: str = "onnxruntime",
     random_seed: int | None = None,
     block_size: int | None = None,
+    hidden_states: Collection[int] = (),
+    vision_precision: str | None = None,
+    text_only: bool = False,
+    policy_settings: Path | None = None,
     calibrate: bool = True,
 ) -> Path:
     """Build ``output`` from a Hugging Face folder, a ``.gguf`` file or a name of ``WHEEL_MODELS``; returns its path.
@@ -139,7 +166,11 @@ def build_engine(
     What is there already and equal is left as it is; another engine directory is replaced in one step. Peak memory
     does not grow with the model, but for the calibration of int8 and int4, which runs the model at eight bits.
     ``block_size`` is that of int4, 32 or 64. ``limits`` defaults to batch 4, input 1024, cache 4096 or what the model
-    allows.
+    allows. ``hidden_states`` names layers, from 1 on, whose states the engine gives too.
+
+    A vision-language model gets its image tower under ``visual``, at ``vision_precision`` (fp32, fp16 or int8; that of
+    the text, int8 where the text has fewer bits), unless it is ``text_only``. A policy gets its action engines under
+    ``action``, at the precision of the image tower; ``policy_settings`` is a YAML file that names its numbers.
 
     :raises CheckpointError: the checkpoint or a setting is refused.
     :raises EngineDirectoryError: ``output`` cannot be written.
@@ -155,12 +186,18 @@ def build_engine(
             limits=limits,
             lowering=lowering,
             block_size=block_size,
+            hidden_states=hidden_states,
+            vision_precision_name=vision_precision,
+            text_only=text_only,
+            policy_settings=read_policy_settings(policy_settings),
             calibrate=calibrate and random_seed is None,
         )
         fingerprint = _fingerprint(plan, report)
         if holds_build(place, fingerprint):
             report(Progress("already built", 1, 1))
             return place
-        with writing(place, fingerprint, sum(plan.sizes.values()) + plan.passing_bytes) as directory:
+        parts = (part for part in (plan, plan.vision, plan.policy) if part is not None)
+        needed = plan.passing_bytes + sum(sum(part.sizes.values()) for part in parts)
+        with writing(place, fingerprint, needed) as directory:
             _write(plan, fingerprint, directory, report)
     return place

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from ..engine_format import CONFIG_FILE, EMBEDDING_FILE, GRAPH_FILE, BuilderLimits, EngineConfig
@@ -17,10 +17,14 @@ from .families.decoder import EMBEDDING, build_decoder, decoder_tensors, may_be_
 from .graph import DATA_FILE, Graph, SharedTensor
 from .lowerings import lowering as find_lowering
 from .onnx_writer import GraphFiles, lay_out
+from .policy_build import PolicyPlan, plan_policy
+from .policy_checkpoint import PolicyCheckpoint
+from .policy_settings import PolicySettings
 from .quantize import Precision
 from .quantize import precision as find_precision
 from .smoothing import Smoothing, smoothing
 from .text_checkpoint import text_checkpoint
+from .vision_build import VisionPlan, find_vision_precision, plan_vision
 from .weights import Weight, checkpoint_weight
 
 DEFAULT_BATCH, DEFAULT_INPUT, DEFAULT_CAPACITY = 4, 1024, 4096
@@ -48,6 +52,13 @@ class BuildPlan:
     make_graph: Callable[[Precision], Graph]
     calibration: Calibration | None = None
     smoothing: Smoothing | None = None
+    vision: VisionPlan | None = None
+    policy: PolicyPlan | None = None
+
+    @property
+    def answers(self) -> bool:
+        """Whether there is a language model that can generate text; a policy may have only the start of one."""
+        return self.policy is None or self.policy.answers
 
     @property
     def passing_bytes(self) -> int:
@@ -58,9 +69,9 @@ class BuildPlan:
     @property
     def sizes(self) -> dict[str, int]:
         """Bytes of every file but the manifest."""
+        text = {GRAPH_FILE: len(self.graph_files.model), DATA_FILE: self.graph_files.data_size}
         return {
-            GRAPH_FILE: len(self.graph_files.model),
-            DATA_FILE: self.graph_files.data_size,
+            **(text if self.answers else {}),
             EMBEDDING_FILE: embedding_size(self.embedding.shape, self.graph.precision.embedding),
             CONFIG_FILE: len(dump_json(self.config.to_json())),
             **{name: len(content) for name, content in self.tokenizer_files.items()},
@@ -126,6 +137,13 @@ def choose_limits(config: DecoderConfig, limits: BuilderLimits | None) -> Builde
     return limits
 
 
+def check_layers(layers: Collection[int], count: int) -> None:
+    """:raises CheckpointError: a number that is no layer of the model."""
+    for layer in layers:
+        if not isinstance(layer, int) or isinstance(layer, bool) or not 1 <= layer <= count:
+            raise CheckpointError(f"hidden states of layer {layer!r} are wanted; the model has layers 1 to {count}.")
+
+
 def plan_build(
     checkpoint: Checkpoint,
     *,
@@ -133,6 +151,10 @@ def plan_build(
     limits: BuilderLimits | None,
     lowering: str,
     block_size: int | None = None,
+    hidden_states: Collection[int] = (),
+    vision_precision_name: str | None = None,
+    text_only: bool = False,
+    policy_settings: PolicySettings | None = None,
     calibrate: bool = True,
 ) -> BuildPlan:
     """Check the checkpoint and describe the engine; reads no weights.
@@ -141,18 +163,29 @@ def plan_build(
 
     :raises CheckpointError: the checkpoint or a setting is refused.
     """
-    checkpoint = text_checkpoint(checkpoint)
     target, stored = find_lowering(lowering), find_precision(precision, block_size)
     if precision not in target.precisions:
         raise CheckpointError(
             f"precision is {precision!r}; the lowering {lowering} has {', '.join(target.precisions)}."
         )
+    vision = policy = None
+    tower_precision = find_vision_precision(vision_precision_name, precision)
+    if isinstance(checkpoint, PolicyCheckpoint):
+        policy = plan_policy(checkpoint, target, tower_precision, policy_settings)
+        checkpoint = policy.language
+    if not text_only:
+        vision = plan_vision(checkpoint, target, tower_precision)
+    checkpoint = text_checkpoint(checkpoint, whole=vision is not None)
     config = read_config(checkpoint.config)
+    if vision is not None:
+        config = replace(config, deepstack=vision.config["tower"].get("deepstack_planes", 0))
     limits = choose_limits(config, limits)
     check_tensors(config, checkpoint.shapes)
+    check_layers(hidden_states, config.num_hidden_layers)
     for token in checkpoint.eos_token_ids:
         if token >= config.vocab_size:
             raise CheckpointError(f"eos_token_id is {token}; want an id below {config.vocab_size}.")
+    calibrate = calibrate and (policy is None or policy.answers)
     if stored.bits == 4:
         downs = [f"model.layers.{layer}.mlp.down_proj.weight" for layer in range(config.num_hidden_layers)]
         stored = _careful(stored, config.num_hidden_layers, downs)
@@ -165,7 +198,7 @@ def plan_build(
     def make_graph(stored: Precision) -> Graph:
         shared = SharedTensor(EMBEDDING_FILE, len(embedding_header(embedding.shape, stored.embedding)))
         graph = Graph(target, stored, capacity, {EMBEDDING: shared} if stored.embedding == stored.element else {})
-        build_decoder(graph, config, used)
+        build_decoder(graph, config, used, hidden_states)
         return graph
 
     calibrated = calibrate and (stored.bits == 4 or smoothed is not None)
@@ -180,6 +213,8 @@ def plan_build(
         make_graph=make_graph,
         calibration=Calibration(config, used, stored) if calibrated else None,
         smoothing=smoothed,
+        vision=vision,
+        policy=policy,
     )
 
 

@@ -52,7 +52,10 @@ class Calibration:
         self._window = min(WINDOW, config.max_position_embeddings)
         self._windows = WINDOWS[wanted.bits]
         self._graph = Graph(lowering("onnxruntime"), precision("int8"), self._window)
-        build_decoder(self._graph, config, weights)
+        try:
+            build_decoder(self._graph, config, weights)
+        except CheckpointError as error:
+            raise CheckpointError(f"no calibration: {error} Or build with --no-calibration.") from None
         self._outputs: dict[str, list[str]] = {}  # name -> the matrices that it is about
         for product in self._graph.products:
             self._want(f"squares {product.x.name}", product.weight, product.x, self._sum_squares)
@@ -153,4 +156,6 @@ class Calibration:
         for layer, (heads, head_dim) in enumerate(config.kv_layers):
             for kind in ("key", "value"):
                 feeds[f"past_{kind}_{layer}"] = np.zeros((1, heads, size, head_dim), dtype=np.float32)
+        for layer in range(config.deepstack):  # planes of an image, and here is none
+            feeds[f"deepstack_{layer}"] = np.zeros((1, size, config.hidden_size), dtype=np.float32)
         return feeds

@@ -66,6 +66,10 @@ class Checkpoint(Protocol):
         """
         ...
 
+    def processor_files(self) -> Mapping[str, bytes]:
+        """Content of the image processor's JSON files, by file name; none where there are none."""
+        ...
+
     def digest(self, progress: Callable[[int], None] | None = None) -> str:
         """SHA-256 over all that determines the result: weights, configuration, tokenizer."""
         ...
@@ -82,6 +86,7 @@ def open_checkpoint(source: Path | str) -> Checkpoint:
     """
     from .gguf_checkpoint import GGUFCheckpoint
     from .huggingface_checkpoint import HuggingFaceCheckpoint
+    from .policy_checkpoint import PolicyCheckpoint, is_policy
 
     if str(source) in WHEEL_MODELS:
         model = WHEEL_MODELS[str(source)]
@@ -89,7 +94,7 @@ def open_checkpoint(source: Path | str) -> Checkpoint:
         return GGUFCheckpoint(*files, name=model.name_of(files[0]), digest=model.digest())
     path = Path(source)
     if path.is_dir():
-        return HuggingFaceCheckpoint(path)
+        return PolicyCheckpoint(path) if is_policy(path) else HuggingFaceCheckpoint(path)
     if path.suffix == ".gguf" and path.exists():
         return GGUFCheckpoint(path)
     found = "a file that is not GGUF" if path.exists() else "nothing"

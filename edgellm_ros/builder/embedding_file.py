@@ -7,25 +7,22 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
+from .elements import SAFETENSORS_NAMES, stored_dtype
 from .onnx_writer import PAGE
 from .quantize import element_bands
 from .weights import Weight
 
-_NAMES = {"float32": "F32", "float16": "F16"}  # of element types in safetensors files
-
 
 def embedding_header(shape: tuple[int, ...], element: str = "float32") -> bytes:
     """The file up to its data: tensor ``embedding`` [V,D], padded with blanks as the format allows."""
-    entry = {"dtype": _NAMES[element], "shape": list(shape), "data_offsets": [0, _data_size(shape, element)]}
+    entry = {"dtype": SAFETENSORS_NAMES[element], "shape": list(shape), "data_offsets": [0, _data_size(shape, element)]}
     header = json.dumps({"embedding": entry}).encode()
     header = header.ljust(PAGE - 8)
     return len(header).to_bytes(8, "little") + header
 
 
 def _data_size(shape: tuple[int, ...], element: str) -> int:
-    return np.dtype(element).itemsize * shape[0] * shape[1]
+    return stored_dtype(element).itemsize * shape[0] * shape[1]
 
 
 def embedding_size(shape: tuple[int, ...], element: str = "float32") -> int:

@@ -95,6 +95,10 @@ class GGUFCheckpoint:
         """See ``Checkpoint.tokenizer_files``; written from the metadata."""
         return write_tokenizer_files(self._metadata)
 
+    def processor_files(self) -> Mapping[str, bytes]:
+        """None: these files hold text models."""
+        return {}
+
     def digest(self, progress: Callable[[int], None] | None = None) -> str:
         """See ``Checkpoint.digest``. :raises CheckpointError: it is not the one that the maker states."""
         found = self._gguf.file.digest(progress)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..engine_format import GRAPH_FILE
+from .elements import scalar, stored_dtype
 from .input_moments import InputMoments
 from .quantize import Precision, element_bands
 from .weights import Weight
@@ -54,7 +55,7 @@ class Node:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A weight as it lies on disk; ``dtype`` is a NumPy name, or int4: two to a byte along the last axis."""
+    """A weight as it lies on disk; ``dtype`` is a NumPy name, bfloat16, or int4: two to a byte along the last axis."""
 
     name: str
     dtype: str
@@ -63,7 +64,7 @@ class StoredTensor:
     @property
     def stored_dtype(self) -> str:
         """NumPy name of what the bytes are read and written as."""
-        return "uint8" if self.dtype == "int4" else self.dtype
+        return "uint8" if self.dtype == "int4" else stored_dtype(self.dtype).name
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -163,7 +164,7 @@ class Graph:
 
     @property
     def element(self) -> str:
-        """What is computed with, a NumPy name."""
+        """What is computed with: a NumPy name, or bfloat16."""
         return self.precision.element
 
     def as_element(self, name: str) -> Value:
@@ -278,8 +279,8 @@ class Graph:
 
     def softcap(self, x: Value, cap: float) -> Value:
         """``cap * tanh(x / cap)``: bounded, and nearly x where x is small."""
-        (bounded,) = self.node("Tanh", [self.mul(x, self.constant(np.array(1 / cap, dtype=self.element)))])
-        return self.mul(bounded, self.constant(np.array(cap, dtype=self.element)))
+        (bounded,) = self.node("Tanh", [self.mul(x, self.constant(scalar(1 / cap, self.element)))])
+        return self.mul(bounded, self.constant(scalar(cap, self.element)))
 
     def add(self, left: Value, right: Value) -> Value:
         """Sum."""

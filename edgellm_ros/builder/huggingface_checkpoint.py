@@ -20,6 +20,7 @@ CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 MAX_JSON_BYTES = 100 * 2**20
 
 
@@ -172,11 +173,15 @@ class HuggingFaceCheckpoint:
             files[CHAT_TEMPLATE_FILE] = read_bytes(self.path / CHAT_TEMPLATE_FILE)
         return files
 
+    def processor_files(self) -> Mapping[str, bytes]:
+        """See ``Checkpoint.processor_files``."""
+        return {name: read_bytes(self.path / name) for name in PROCESSOR_FILES if (self.path / name).is_file()}
+
     def digest(self, progress: Callable[[int], None] | None = None) -> str:
         """See ``Checkpoint.digest``."""
         checksum = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
         checksum.update(json.dumps(self.eos_token_ids).encode())
-        for name, content in sorted(self.tokenizer_files().items()):
+        for name, content in sorted({**self.tokenizer_files(), **self.processor_files()}.items()):
             checksum.update(name.encode() + b"\0" + hashlib.sha256(content).digest())
         for file in sorted(self._files, key=lambda file: file.file.path.name):
             checksum.update(file.file.path.name.encode() + b"\0" + file.file.digest(progress).encode())

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 PAGE = 4096  # engines map the file: a weight that starts on a page needs no copy
 
 # numbers of onnx.TensorProto.DataType
-_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "int4": 22}
+_TYPES = {
+    "float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16, "int4": 22
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class GraphFiles:
-    """What writing the graph will give: the ONNX file, and place and size of the weights in ``DATA_FILE``."""
+    """What writing the graph will give: the ONNX file, and place and size of the weights in its data file."""
 
     model: bytes
     offsets: dict[str, int]
@@ -69,8 +71,8 @@ def _external(stored: StoredTensor, file: str, offset: int) -> onnx.TensorProto:
     return proto
 
 
-def lay_out(graph: Graph, name: str) -> GraphFiles:
-    """Decide where every weight goes and write the ONNX file into memory; nothing is read from the checkpoint."""
+def lay_out(graph: Graph, name: str, data_file: str = DATA_FILE) -> GraphFiles:
+    """Decide where in ``data_file`` every weight goes and write the ONNX file into memory; nothing is read yet."""
     import onnx
 
     offsets: dict[str, int] = {}
@@ -82,7 +84,7 @@ def lay_out(graph: Graph, name: str) -> GraphFiles:
         for stored in parameter.tensors:
             offsets[stored.name] = -(-end // PAGE) * PAGE if stored.size >= PAGE else -(-end // 64) * 64
             end = offsets[stored.name] + stored.size
-            initializers.append(_external(stored, DATA_FILE, offsets[stored.name]))
+            initializers.append(_external(stored, data_file, offsets[stored.name]))
     for stored, shared in graph.references:
         initializers.append(_external(stored, shared.file, shared.offset))
     lowering = graph.lowering

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..errors import CheckpointError
+from .elements import ELEMENTS, LARGEST, encode
 from .weights import Weight
 
 BLOCK = 32  # of int8
@@ -39,16 +40,16 @@ class Precision:
     @property
     def embedding(self) -> str:
         """NumPy name of what token embeddings are stored as."""
-        return "float32" if self.bits == 32 else "float16"
+        return self.element if self.bits >= 16 else "float16"
 
     @property
     def element(self) -> str:
         """NumPy name of what is computed with."""
-        return "float16" if self.bits == 16 else "float32"
+        return ELEMENTS.get(self.name, "float32")
 
 
 PRECISIONS = {
-    row.name: row for row in (Precision("fp32", 32), Precision("fp16", 16), Precision("int8", 8), Precision("int4", 4))
+    name: Precision(name, bits) for name, bits in (("fp32", 32), ("fp16", 16), ("bf16", 16), ("int8", 8), ("int4", 4))
 }
 
 
@@ -104,17 +105,15 @@ def int8_bands(weight: Weight) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def element_bands(weight: Weight, element: str = "float32") -> Iterator[np.ndarray]:
-    """The tensor as bands of rows, float32 or float16.
+    """The tensor as bands of rows of elements, in their ``stored_dtype``.
 
-    :raises CheckpointError: a value is beyond the range of float16.
+    :raises CheckpointError: a value is beyond the range of the element type.
     """
-    largest = np.finfo(element).max
+    largest = LARGEST[element]
     for start, stop in weight.bands():
         band = weight.read_checked(start, stop)
-        if element != "float32":
-            if band.size and float(np.abs(band).max()) > largest:
-                raise CheckpointError(
-                    f"tensor {weight.name!r} holds values beyond {largest:.0f}, the end of {element}; build it as fp32."
-                )
-            band = band.astype(element)
-        yield band
+        if element != "float32" and band.size and float(np.abs(band).max()) > largest:
+            raise CheckpointError(
+                f"tensor {weight.name!r} holds values beyond {largest:g}, the end of {element}; build it as fp32."
+            )
+        yield encode(band, element)

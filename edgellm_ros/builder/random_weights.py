@@ -14,12 +14,23 @@ import numpy as np
 
 from ..engine_format import CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from ..errors import CheckpointError
+from .elements import SAFETENSORS_NAMES, encode
 from .families import read_config
 from .families.decoder import decoder_tensors
 from .families.text_part import text_configuration
-from .huggingface_checkpoint import CONFIG, INDEX_FILE, SINGLE_FILE, read_json_object, token_ids
+from .huggingface_checkpoint import (
+    CONFIG,
+    INDEX_FILE,
+    PROCESSOR_FILES,
+    SINGLE_FILE,
+    read_bytes,
+    read_json_object,
+    token_ids,
+)
 from .pre_tokenizers import PRE_TOKENIZERS
+from .random_vision import image_template, image_tokens
 from .tokenizer_json import byte_level_tokenizer
+from .vision_families import read_tower
 from .weights import BAND_BYTES
 
 BLOCK_ROWS = 64  # rows drawn from one generator, so that any band of a tensor can be drawn alone
@@ -39,8 +50,12 @@ def byte_characters() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
-def tiny_tokenizer_files(vocab_size: int) -> dict[str, bytes]:
+def tiny_tokenizer_files(
+    vocab_size: int, control: Mapping[int, str] | None = None, template: str = CHAT_TEMPLATE
+) -> dict[str, bytes]:
     """A byte-level tokenizer: ids 0 to 2 control tokens, then the 256 bytes, then pairs that only decode.
+
+    ``control`` has further control tokens, by ids beyond the bytes.
 
     :raises CheckpointError: ``vocab_size`` is too small for that, or too large for pairs of bytes.
     """
@@ -52,9 +67,11 @@ def tiny_tokenizer_files(vocab_size: int) -> dict[str, bytes]:
         high, low = divmod(number, 256)
         prefix = characters[high // 256] if high >= 256 else ""
         tokens.append(prefix + characters[high % 256] + characters[low])
-    content = byte_level_tokenizer(
-        tokens, [], PRE_TOKENIZERS["gpt-2"].patterns, special=dict.fromkeys(range(len(SPECIAL_TOKENS)), True)
-    )
+    special = dict.fromkeys(range(len(SPECIAL_TOKENS)), True)
+    for token, text in (control or {}).items():
+        if token >= SMALLEST_VOCABULARY:
+            tokens[token], special[token] = text, True
+    content = byte_level_tokenizer(tokens, [], PRE_TOKENIZERS["gpt-2"].patterns, special=special)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": SPECIAL_TOKENS[1], "eos_token": SPECIAL_TOKENS[2],
         "pad_token": SPECIAL_TOKENS[0], "clean_up_tokenization_spaces": False,
@@ -62,25 +79,29 @@ def tiny_tokenizer_files(vocab_size: int) -> dict[str, bytes]:
     return {
         TOKENIZER_FILE: json.dumps(content, ensure_ascii=False).encode(),
         TOKENIZER_CONFIG_FILE: json.dumps(settings).encode(),
-        CHAT_TEMPLATE_FILE: CHAT_TEMPLATE.encode(),
+        CHAT_TEMPLATE_FILE: template.encode(),
     }
 
 
 class RandomCheckpoint:
     """A ``Checkpoint`` of a configuration without files: equal seeds give equal weights, read in any bands.
 
-    Matrices are normal with standard deviation 1/sqrt(columns), norms near 1, biases near 0. Of a vision-language
-    configuration it has the text part.
+    Matrices are normal with standard deviation 1/sqrt(columns), norms near 1, biases near 0. ``files`` are those of an
+    image processor, by name.
 
     :raises CheckpointError: no family builds the configuration, or a seed that is no whole number from 0 on.
     """
 
-    def __init__(self, config: Mapping[str, Any], seed: int = 0) -> None:
+    def __init__(self, config: Mapping[str, Any], seed: int = 0, files: Mapping[str, bytes] | None = None) -> None:
         if type(seed) is not int or seed < 0:
             raise CheckpointError(f"seed is {seed!r}; want a whole number from 0 on.")
-        self.config = dict(text_configuration(config))
+        self.config = dict(config)
         decoder = read_config(config)
-        self.shapes = decoder_tensors(decoder)
+        tower = read_tower(config)
+        self.shapes = {**decoder_tensors(decoder), **({} if tower is None else tower.tensors())}
+        self._vocab_size = decoder.vocab_size
+        self._has_tower = tower is not None
+        self._files = dict(files or {})
         self.source = f"random weights of seed {seed}, shape of {decoder.name}"
         self._norm = 1 - decoder.norm_offset
         self._seed = seed
@@ -91,7 +112,7 @@ class RandomCheckpoint:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """See ``Checkpoint.eos_token_ids``."""
-        return token_ids(self.config.get("eos_token_id"), CONFIG)
+        return token_ids(text_configuration(self.config).get("eos_token_id"), CONFIG)
 
     def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
         """See ``Checkpoint.read_rows``."""
@@ -99,9 +120,12 @@ class RandomCheckpoint:
         first = start // BLOCK_ROWS
         blocks = [self._block(name, block) for block in range(first, -(-stop // BLOCK_ROWS))]
         values = np.concatenate(blocks)[start - first * BLOCK_ROWS : stop - first * BLOCK_ROWS]
+        if len(shape) == 1 and name.startswith("visual."):
+            scale = name.endswith(".weight") or ".ls" in name or "lambda" in name
+            return np.float32(scale) + np.float32(0.1) * values
         if len(shape) == 1:
             return np.float32(self._norm) + np.float32(0.1) * values if "norm" in name else np.float32(0.1) * values
-        return values * np.float32(shape[-1] ** -0.5)
+        return values * np.float32(math.prod(shape[1:]) ** -0.5)
 
     def _block(self, name: str, block: int) -> np.ndarray:
         generator = np.random.default_rng([self._seed, zlib.crc32(name.encode()), block])
@@ -113,7 +137,15 @@ class RandomCheckpoint:
 
     def tokenizer_files(self) -> Mapping[str, bytes]:
         """See ``Checkpoint.tokenizer_files``."""
-        return tiny_tokenizer_files(self.config["vocab_size"])
+        if not self._has_tower:
+            return tiny_tokenizer_files(self._vocab_size)
+        return tiny_tokenizer_files(
+            self._vocab_size, image_tokens(self.config, self._vocab_size), image_template(self.config)
+        )
+
+    def processor_files(self) -> Mapping[str, bytes]:
+        """See ``Checkpoint.processor_files``."""
+        return self._files
 
     def digest(self, progress: Callable[[int], None] | None = None) -> str:
         """See ``Checkpoint.digest``."""
@@ -125,21 +157,20 @@ class RandomCheckpoint:
 
 
 def open_random_checkpoint(path: Path, seed: int = 0) -> RandomCheckpoint:
-    """Random weights for a ``config.json``, or for the one in a folder.
+    """Random weights for a ``config.json``, or for the one in a folder; image processor files beside it count too.
 
     :raises CheckpointError: it is missing, damaged, or no family builds it.
     """
-    return RandomCheckpoint(read_json_object(path / CONFIG if path.is_dir() else path), seed)
+    file = path / CONFIG if path.is_dir() else path
+    found = {name: file.parent / name for name in PROCESSOR_FILES}
+    files = {name: read_bytes(place) for name, place in found.items() if place.is_file()}
+    return RandomCheckpoint(read_json_object(file), seed, files)
 
 
 def _encode(values: np.ndarray, dtype: str) -> bytes:
-    """float32 as little-endian F32, F16 or BF16, rounded to nearest even."""
-    if dtype == "BF16":
-        bits = values.astype("<f4").view("<u4")
-        values = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
-    else:
-        values = values.astype("<f4" if dtype == "F32" else "<f2")
-    return values.tobytes()
+    """float32 as F32, F16 or BF16, rounded to nearest even."""
+    element = next(element for element, name in SAFETENSORS_NAMES.items() if name == dtype)
+    return encode(values, element).tobytes()
 
 
 def write_safetensors(

@@ -23,6 +23,7 @@ from ..backends.cuda.tensorrt_api import TensorRT
 from ..engine_format import GRAPH_FILE, PLAN_FILE, EngineDirectory, open_engine_directory
 from ..errors import BackendError, CheckpointError
 from .plan_profiles import profile_ranges
+from .tensorrt_network import allow_decomposition, network_flags, precision_flag
 
 LOWERINGS = {"tensorrt": (10, 15), "tensorrt_legacy": (8, 5)}  # and the oldest TensorRT that takes them
 DEFAULT_WORKSPACE = 1 << 30
@@ -57,7 +58,8 @@ def compile_plan(
 ) -> Path:
     """Write ``llm.engine`` into an engine directory of a TensorRT lowering; a plan that fits already is left as it is.
 
-    :raises CheckpointError: the lowering has no plan, or is for a newer TensorRT than the installed one.
+    :raises CheckpointError: the lowering has no plan, or it or the precision is for a newer TensorRT than the
+        installed one.
     :raises EngineDirectoryError: no sound engine directory.
     :raises MissingPackageError: TensorRT or cuda-python is not installed.
     :raises BackendError: no GPU, or TensorRT refuses the graph.
@@ -96,6 +98,7 @@ class _Compilation:
         self, directory: EngineDirectory, options: PlanOptions, api: TensorRT, device: Device, progress: PlanProgress
     ) -> None:
         self._directory, self._options, self._api, self._device = directory, options, api, device
+        self._precision_flag = precision_flag(api, directory.manifest.precision)
         self._progress = progress
         self._start = time.monotonic()
 
@@ -106,8 +109,9 @@ class _Compilation:
         self._report("reading the graph")
         module = self._api.module
         builder = module.Builder(self._api.logger)
-        network = builder.create_network(self._network_flags())
+        network = builder.create_network(network_flags(self._api))
         self._parse(network)
+        allow_decomposition(module, network)
         config = self._configure(builder, network)
         cache = self._attach_timing_cache(config)
         self._report("compiling the plan")
@@ -138,17 +142,6 @@ class _Compilation:
             build_seconds=round(time.monotonic() - self._start, 1),
         ).write(plan)
 
-    def _network_flags(self) -> int:
-        """Explicit batch where there is another way; types as the graph says where that can be asked for."""
-        kinds = self._api.module.NetworkDefinitionCreationFlag
-        if self._strong:
-            return 1 << int(kinds.STRONGLY_TYPED)
-        return 1 << int(kinds.EXPLICIT_BATCH) if not self._api.modern else 0
-
-    @property
-    def _strong(self) -> bool:
-        return self._api.modern and hasattr(self._api.module.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
-
     def _parse(self, network: Any) -> None:
         self._api.forget_errors()
         parser = self._api.module.OnnxParser(network, self._api.logger)
@@ -168,8 +161,8 @@ class _Compilation:
         flags = module.BuilderFlag
         if hasattr(flags, "TF32"):
             config.clear_flag(flags.TF32)  # float32 means float32
-        if not self._strong and self._directory.manifest.precision == "fp16":
-            config.set_flag(flags.FP16)
+        if self._precision_flag is not None:
+            config.set_flag(self._precision_flag)
         inputs = [network.get_input(index) for index in range(network.num_inputs)]
         for chunk in ("prefill", "decode"):
             profile = builder.create_optimization_profile()

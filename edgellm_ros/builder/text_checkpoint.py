@@ -14,13 +14,13 @@ from .families.text_part import text_configuration, text_tensor_name, whole_of
 class TextCheckpoint:
     """See the module; ``whole`` stays the owner of its files, and is closed with this."""
 
-    def __init__(self, whole: Checkpoint) -> None:
+    def __init__(self, whole: Checkpoint, source: str) -> None:
         self._whole = whole
         self.config: Mapping[str, Any] = text_configuration(whole.config)
         names = {name: text_tensor_name(name) for name in whole.shapes}
         self._names = {text: name for name, text in names.items() if text is not None}
         self.shapes = {text: whole.shapes[name] for text, name in self._names.items()}
-        self.source = f"{whole.source}, its text part"
+        self.source = source
         self.licence = whole.licence
         self.eos_token_ids = whole.eos_token_ids or _eos_token_ids(self.config.get("eos_token_id"))
         self.weight_bytes = whole.weight_bytes
@@ -37,6 +37,10 @@ class TextCheckpoint:
         """See ``Checkpoint.tokenizer_files``."""
         return self._whole.tokenizer_files()
 
+    def processor_files(self) -> Mapping[str, bytes]:
+        """See ``Checkpoint.processor_files``."""
+        return self._whole.processor_files()
+
     def digest(self, progress: Callable[[int], None] | None = None) -> str:
         """See ``Checkpoint.digest``."""
         return self._whole.digest(progress)
@@ -51,6 +55,8 @@ def _eos_token_ids(value: Any) -> tuple[int, ...]:
     return tuple(token for token in values if type(token) is int and token >= 0)
 
 
-def text_checkpoint(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint itself where it is a text model, else its text part."""
-    return checkpoint if whole_of(checkpoint.config) is None else TextCheckpoint(checkpoint)
+def text_checkpoint(checkpoint: Checkpoint, *, whole: bool = False) -> Checkpoint:
+    """The checkpoint itself where it is a text model, else its text part; ``whole``: the rest is built beside it."""
+    if whole_of(checkpoint.config) is None:
+        return checkpoint
+    return TextCheckpoint(checkpoint, checkpoint.source if whole else f"{checkpoint.source}, its text part")

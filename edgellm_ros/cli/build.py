@@ -25,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("output", metavar="OUT", help="engine directory to write")
     parser.add_argument(
-        "--precision", default="fp32", help="fp32, fp16 (for a GPU), int8 or int4 (default: %(default)s)"
+        "--precision",
+        default="fp32",
+        help="fp32, fp16 or bf16 (for a GPU; bf16 for TensorRT), int8 or int4 (default: %(default)s)",
     )
     parser.add_argument("--block-size", type=int, help="weights of int4 that share a scale: 32 (default) or 64")
     parser.add_argument(
@@ -33,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="int8 and int4: round without running a text through the model first, which needs the memory of an engine",
     )
+    parser.add_argument(
+        "--vision-precision",
+        help="of the image tower: fp32, fp16, bf16 or int8 (default: that of the text, int8 for int4)",
+    )
+    parser.add_argument("--text-only", action="store_true", help="leave the image tower of the model out")
     parser.add_argument(
         "--lowering", default="onnxruntime", choices=list(LOWERINGS), help="engine library that runs it"
     )
@@ -45,6 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_WORKSPACE >> 20,
         metavar="MB",
         help="scratch memory that a kernel of the plan may take (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--hidden-states",
+        type=int,
+        action="append",
+        default=[],
+        metavar="LAYER",
+        help="let the engine give the states of this layer too, from 1 on; may be repeated",
     )
     parser.add_argument(
         "--random-weights",
@@ -134,6 +149,9 @@ def run(arguments: argparse.Namespace) -> int:
             lowering=arguments.lowering,
             block_size=arguments.block_size,
             calibrate=not arguments.no_calibration,
+            vision_precision=arguments.vision_precision,
+            text_only=arguments.text_only,
+            hidden_states=arguments.hidden_states,
             random_seed=arguments.seed if arguments.random_weights else None,
         )
         if arguments.plan:

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from ..errors import EdgeLLMError, RequestError
+from . import guide_options
 
 _CLOSED_PIPE = 141  # what a shell shows for a program that its reader left
 
@@ -31,17 +32,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=None, metavar="S", help="of the draws; the same gives the same")
     parser.add_argument("--stop", action="append", default=[], metavar="STR", help="end before this text; repeatable")
     parser.add_argument("--ignore-eos", action="store_true", help="go on after end-of-sequence tokens")
+    guide_options.add_arguments(parser)
     parser.add_argument("--no-chat-template", action="store_true", help="take the prompt as it is")
     parser.add_argument("--logprobs", type=int, default=0, metavar="K", help="with --json: K most likely of each token")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="of the engine; 0: all physical cores")
     parser.add_argument("--backend", default="auto", help="auto, onnxruntime, onnxruntime_cuda, tensorrt or fake")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead")
+    parser.add_argument("--profile", action="store_true", help="with --json: times of stages, token counts and memory")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0 when the answer ended well, 1 when the engine failed on the way."""
     if arguments.logprobs and not arguments.json:
         raise RequestError("--logprobs is given without --json; add it.")
+    if arguments.profile and not arguments.json:
+        raise RequestError("--profile is given without --json; add it.")
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
     try:
@@ -54,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _generate(arguments: argparse.Namespace) -> int:
     from ..runtime.inference_runtime import LLMInferenceRuntime
+    from ..runtime.memory_monitor import MemoryMonitor
     from ..runtime.request import LLMGenerationResponse
     from ..runtime.session import GenerationSession
     from ..runtime.streaming import StreamChannel
@@ -62,6 +68,9 @@ def _generate(arguments: argparse.Namespace) -> int:
     request = _request(arguments, channel)
     response = LLMGenerationResponse()
     with LLMInferenceRuntime(arguments.engine_dir, backend=arguments.backend, threads=arguments.threads) as runtime:
+        memory = MemoryMonitor(runtime.rank.backend.memory) if arguments.profile else None
+        if memory is not None:
+            memory.start()
         prepared = runtime.prepare(request)
         generation = runtime.rank.begin_generation(prepared, response)
         if generation is None:
@@ -76,7 +85,10 @@ def _generate(arguments: argparse.Namespace) -> int:
                 _show(channel, arguments.json)
             runtime.rank.finish_generation(generation, prepared, response)
         if arguments.json:
-            print(json.dumps(_report(runtime, prepared, response), ensure_ascii=False))
+            report = _report(runtime, prepared, response)
+            if memory is not None:
+                report["profile"] = _profile(runtime, memory.stop())
+            print(json.dumps(report, ensure_ascii=False))
         else:
             print(flush=True)
             print(_summary(response), file=sys.stderr)
@@ -104,7 +116,14 @@ def _request(arguments: argparse.Namespace, channel: Any) -> Any:
         system = (Message("system", arguments.system),) if arguments.system else ()
         messages = (*system, Message("user", arguments.prompt))
     return LLMGenerationRequest(
-        requests=(Request(messages, stop_strings=tuple(arguments.stop), ignore_eos=arguments.ignore_eos),),
+        requests=(
+            Request(
+                messages,
+                stop_strings=tuple(arguments.stop),
+                ignore_eos=arguments.ignore_eos,
+                guided_decoding=guide_options.guide_from(arguments),
+            ),
+        ),
         sampling=SamplingParameters(
             temperature=arguments.temperature,
             top_p=arguments.top_p,
@@ -115,6 +134,8 @@ def _request(arguments: argparse.Namespace, channel: Any) -> Any:
         max_generate_length=arguments.max_tokens,
         sampling_seed=arguments.seed,
         apply_chat_template=not arguments.no_chat_template,
+        enable_thinking=arguments.thinking,
+        tools=guide_options.tools_from(arguments),
         num_logprobs=arguments.logprobs,
         stream_channels=(channel,),
         pre_tokenized_input_ids=ids,
@@ -123,8 +144,16 @@ def _request(arguments: argparse.Namespace, channel: Any) -> Any:
 
 def _show(channel: Any, silent: bool) -> None:
     while (chunk := channel.try_pop()) is not None:
-        if not silent and chunk.text:
-            print(chunk.text, end="", flush=True)
+        if silent:
+            continue
+        if chunk.text:
+            print(chunk.text, end="", flush=True, file=_streams()[chunk.part.value])
+        for call in chunk.tool_calls:
+            print(json.dumps({"name": call.name, "arguments": json.loads(call.arguments)}, ensure_ascii=False))
+
+
+def _streams() -> dict[str, Any]:
+    return {"answer": sys.stdout, "reasoning": sys.stderr}
 
 
 def _timings(response: Any) -> dict[str, float]:
@@ -145,6 +174,11 @@ def _report(runtime: Any, prepared: Any, response: Any) -> dict[str, Any]:
         "input_ids": prepared.pre_tokenized_input_ids[0],
         "output_ids": response.output_ids[0],
         "text": response.output_texts[0],
+        "reasoning": response.reasoning_texts[0],
+        "tool_calls": [
+            {"id": call.id, "name": call.name, "arguments": json.loads(call.arguments)}
+            for call in response.tool_calls[0]
+        ],
         "finish_reason": response.finish_reasons[0].label,
         "message": response.messages[0],
         "seed": resolve_seed(prepared, prepared.requests[0]),
@@ -156,6 +190,16 @@ def _report(runtime: Any, prepared: Any, response: Any) -> dict[str, Any]:
             for candidates in response.logprobs[0]
         ],
         "timings": {**_timings(response), "load": runtime.describe()["load_seconds"]},
+    }
+
+
+def _profile(runtime: Any, memory: dict[str, float]) -> dict[str, Any]:
+    prefill, generation = runtime.rank.get_prefill_metrics(), runtime.rank.get_generation_metrics()
+    return {
+        "stages": {name: times.to_json() for name, times in runtime.rank.get_stage_times().items()},
+        "prefill": {"computed_tokens": prefill.computed_tokens, "reused_tokens": prefill.reused_tokens},
+        "generation": {"generated_tokens": generation.generated_tokens, "steps": generation.steps},
+        "memory": memory,
     }
 
 

@@ -15,6 +15,7 @@ COMMANDS = {
     "build": ("build", "write an engine directory from a checkpoint"),
     "info": ("info", "print what an engine directory holds"),
     "generate": ("generate", "answer one prompt, streamed to the terminal"),
+    "act": ("act", "compute one action chunk from a stored observation"),
     "perplexity": ("perplexity", "measure how well an engine directory predicts a text"),
     "demo": ("demo", "start the node, publish a prompt and print the streamed answer"),
 }

@@ -23,6 +23,7 @@ class CounterValues:
     finish_reasons: Mapping[str, int]
     deltas: int
     prompt_tokens: int
+    reused_tokens: int  # of them, those that were not computed again
     completion_tokens: int
     stream_mismatches: int
     unpublished: int
@@ -60,6 +61,7 @@ class Counters:
             self._finish_reasons[report.finish_reason.label] += 1
             self._counts["answered"] += report.refusal is None
             self._counts["prompt_tokens"] += report.prompt_tokens or 0
+            self._counts["reused_tokens"] += report.reused_tokens or 0
             self._counts["completion_tokens"] += report.completion_tokens
         if report.refusal is not None:
             self.refused(report.refusal)
@@ -79,6 +81,7 @@ class Counters:
                 },
                 deltas=self._counts["deltas"],
                 prompt_tokens=self._counts["prompt_tokens"],
+                reused_tokens=self._counts["reused_tokens"],
                 completion_tokens=self._counts["completion_tokens"],
                 stream_mismatches=self._counts["stream_mismatches"],
                 unpublished=self._counts["unpublished"],

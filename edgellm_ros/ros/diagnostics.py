@@ -28,6 +28,7 @@ class DiagnosticFacts:
     engine: EngineFacts | None = None
     engine_fault: str = ""
     engine_memory: Mapping[str, int] = field(default_factory=dict)
+    context_cache: Mapping[str, int] = field(default_factory=dict)
     running: bool = False
     waiting: int = 0
     history_turns: int = 0
@@ -127,6 +128,7 @@ def _request_values(facts: DiagnosticFacts) -> dict[str, object]:
         "running": int(facts.running),
         "waiting": facts.waiting,
         "prompt_tokens": counters.prompt_tokens,
+        "prompt_tokens_reused": counters.reused_tokens,
         "completion_tokens": counters.completion_tokens,
         "history_turns": facts.history_turns,
     }
@@ -148,4 +150,5 @@ def _memory_line() -> tuple[Level, str]:
 def _memory_values(facts: DiagnosticFacts) -> dict[str, object]:
     values: dict[str, object] = {"resident_bytes": resident_memory(), "available_bytes": available_memory()}
     values.update({f"engine_{kind}_bytes": size for kind, size in facts.engine_memory.items()})
+    values.update({f"context_cache_{name}": value for name, value in facts.context_cache.items()})
     return values

@@ -73,15 +73,22 @@ class EngineHost:
         :raises EdgeLLMError: the directory, the memory or the backend does not allow it, in one sentence.
         """
         # Imported here: the node answers its parameters before numpy and the engine library are needed.
+        from ..runtime.context_cache import ContextCacheConfig
         from ..runtime.inference_runtime import LLMInferenceRuntime
         from ..runtime.scheduler import RequestEngine, RequestEngineConfig
 
         start = time.monotonic()
         with ExitStack() as stack:
             directory = open_engine_directory(_directory(settings.engine, settings.fake, stack))
-            _check_memory(directory, settings.engine.memory_reserve_mb)
+            spare = _spare_memory(directory, settings.engine.memory_reserve_mb)
+            budget = settings.cache.budget_mb << 20
             runtime = LLMInferenceRuntime(
-                directory.path, backend=settings.engine.backend, threads=settings.engine.threads
+                directory.path,
+                backend=settings.engine.backend,
+                threads=settings.engine.threads,
+                context_cache=ContextCacheConfig(budget if spare is None else min(budget, spare))
+                if settings.cache.enabled
+                else None,
             )
             with ExitStack() as undo:
                 undo.callback(runtime.close)
@@ -123,6 +130,21 @@ class EngineHost:
         """Bytes by kind, as the backend counts them."""
         return self._runtime.rank.backend.memory()
 
+    def context_cache(self) -> Mapping[str, int]:
+        """What the context cache holds and has saved; empty where it is off."""
+        metrics = self._runtime.rank.get_context_cache_metrics()
+        if metrics is None:
+            return {}
+        return {
+            "bytes": metrics.current_bytes,
+            "budget_bytes": metrics.budget_bytes,
+            "hits": metrics.hit_sequences,
+            "misses": metrics.no_reusable_prefix_plans,
+            "reused_tokens": metrics.reused_tokens,
+            "evicted_blocks": metrics.evicted_records,
+            "failed_copies": metrics.failed_copies,
+        }
+
     def close(self) -> bool:
         """Stop the worker and free the engine; False when a step does not return, so that nothing could be freed."""
         from ..runtime.scheduler import ShutdownMode
@@ -163,14 +185,14 @@ def _directory(engine: EngineSettings, fake: FakeSettings, stack: ExitStack) -> 
     return write_fake_engine_directory(Path(folder) / "engine", script)
 
 
-def _check_memory(directory: EngineDirectory, reserve_mb: int) -> None:
-    """Refuse an engine that would leave less than the reserve.
+def _spare_memory(directory: EngineDirectory, reserve_mb: int) -> int | None:
+    """Bytes that are left of free memory beside the engine and the reserve; None where the system does not tell.
 
     :raises BackendError: with the figures.
     """
     available = available_memory()
     if available is None:
-        return
+        return None
     limits = directory.config.limits
     element = DataType(directory.config.kv_cache_dtype).numpy.itemsize
     cache = sum(2 * heads * size for heads, size in directory.config.kv_layers) * element
@@ -181,6 +203,7 @@ def _check_memory(directory: EngineDirectory, reserve_mb: int) -> None:
             f"engine.memory_reserve_mb keeps {reserve_mb} MB; free memory or build with a smaller cache.",
             RefusalCode.NO_CAPACITY,
         )
+    return available - needed - reserve_mb * 2**20
 
 
 def available_memory() -> int | None:

@@ -6,8 +6,9 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import EdgeLLMError, MisuseError, Refusal, RefusalCode
-from ..runtime.request import FinishReason, LLMGenerationRequest, LLMGenerationResponse, Request
-from ..runtime.streaming import StreamChannel
+from ..runtime.cache_policy import DERIVE_REPLAY_TAIL
+from ..runtime.request import AnswerPart, FinishReason, LLMGenerationRequest, LLMGenerationResponse, Request
+from ..runtime.streaming import StreamChannel, StreamChunk
 from .engine_host import EngineHost
 from .history import Turn, conversation
 from .prompt_request import PromptRequest, RequestState
@@ -70,12 +71,16 @@ class GenerationRun:
         settings, generation = self._request.settings, self._request.settings.generation
         messages = conversation(generation.system_prompt, turns, self._request.prompt)
         return LLMGenerationRequest(
-            requests=[Request(messages=messages, stop_strings=generation.stop)],
+            requests=[
+                Request(messages, stop_strings=generation.stop, guided_decoding=settings.guide.guide),
+            ],
             sampling=generation.sampling,
             max_generate_length=generation.max_tokens,
             sampling_seed=self._request.seed,
+            enable_thinking=generation.enable_thinking,
             special_tokens=settings.prompt.special_token_policy,
             deadline=generation.timeout,
+            context_cache_replay_tail_length=DERIVE_REPLAY_TAIL,
         )
 
     def stream(self) -> bool:
@@ -86,12 +91,12 @@ class GenerationRun:
             chunk = self._channel.wait_pop(min(_POLL, due))
             over = False
             if chunk is not None:
-                held += chunk.text
+                held += _answer(chunk)
                 over = chunk.finished
             elif self._channel.finished or self.handle.done():
                 over = True
                 while (chunk := self._channel.try_pop()) is not None:  # it may have come after the wait
-                    held += chunk.text
+                    held += _answer(chunk)
             now = time.monotonic()
             if held and (over or now >= last_publication + interval):
                 self._publish(held)
@@ -149,3 +154,8 @@ class GenerationRun:
             return response, Refusal(RefusalCode.DEADLINE, message or sentence)
         failed = Refusal(RefusalCode.ENGINE_FAILED, message or "The engine failed without saying why.")
         return response, self.handle.refusal or failed
+
+
+def _answer(chunk: StreamChunk) -> str:
+    """What listeners get: reasoning and calls are not for them."""
+    return chunk.text if chunk.part is AnswerPart.ANSWER else ""

@@ -12,8 +12,9 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 
 from ..errors import EdgeLLMError, RefusalCode
+from ..runtime.guide_grammar import check_guide
 from .parameter_schema import ParameterDefinition, ParameterEffect, ParameterType, schema
-from .parameters import Settings
+from .parameters import GuideSettings, Settings
 
 _BEFORE_A_CHANGE = {
     "active": "deactivate and clean up the node",
@@ -42,6 +43,9 @@ def descriptor(definition: ParameterDefinition) -> ParameterDescriptor:
     return message
 
 
+_GUIDE = ("guide.kind", "guide.text")
+
+
 class ParameterServer:
     """Belongs to the executor's thread, as all parameter calls of a node do."""
 
@@ -63,6 +67,8 @@ class ParameterServer:
                 given = self._overrides()[definition.name].value
                 raise EdgeLLMError(_refusal_of(definition, given) or str(error), RefusalCode.BAD_PARAMETER) from None
         self._declaring = False
+        if reason := self._bad_guide({}):
+            raise EdgeLLMError(reason, RefusalCode.BAD_PARAMETER)
 
     def settings(self) -> Settings:
         """All values as they are now."""
@@ -91,7 +97,21 @@ class ParameterServer:
             reason = self._too_late(definition) or _refusal_of(definition, parameter.value, self._declaring)
             if reason:
                 return SetParametersResult(successful=False, reason=reason)
+        changes = {parameter.name: parameter.value for parameter in parameters if parameter.name in _GUIDE}
+        if changes and not self._declaring and (reason := self._bad_guide(changes)):
+            return SetParametersResult(successful=False, reason=reason)
         return SetParametersResult(successful=True)
+
+    def _bad_guide(self, changes: Mapping[str, Any]) -> str | None:
+        """Why kind and text of the guide, which are checked together, cannot be so."""
+        values = {name: changes[name] if name in changes else self._node.get_parameter(name).value for name in _GUIDE}
+        try:
+            guide = GuideSettings(*values.values()).guide
+            if guide is not None:
+                check_guide(guide)
+        except EdgeLLMError as error:
+            return f"guide.kind {values['guide.kind']}: {error}"
+        return None
 
     def _too_late(self, definition: ParameterDefinition) -> str | None:
         state = self.lifecycle()

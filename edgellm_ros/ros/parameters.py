@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
+from ..runtime.guide_grammar import Guide, GuideKind
 from ..runtime.request import SamplingParameters, SpecialTokenPolicy
 from .parameter_schema import ParameterEffect, Value, schema
 
@@ -28,6 +29,14 @@ class EngineSettings:
 
 
 @dataclass(frozen=True)
+class CacheSettings:
+    """``cache.*``: read when the node is configured. Memory in MB."""
+
+    enabled: bool
+    budget_mb: int
+
+
+@dataclass(frozen=True)
 class GenerationSettings:
     """``generation.*``; timeout in s."""
 
@@ -42,6 +51,7 @@ class GenerationSettings:
     seed: int
     stop: tuple[str, ...]
     system_prompt: str
+    enable_thinking: bool
     timeout: float
 
     @property
@@ -60,6 +70,22 @@ class GenerationSettings:
     def draw_seed(self) -> int:
         """The seed to use: the parameter's, or a fresh one where that is -1."""
         return secrets.randbelow(1 << 31) if self.seed < 0 else self.seed
+
+
+@dataclass(frozen=True)
+class GuideSettings:
+    """``guide.*``."""
+
+    kind: str
+    text: str
+
+    @property
+    def guide(self) -> Guide | None:
+        """The same for the runtime; None where answers are free.
+
+        :raises RequestError: kind and text do not go together.
+        """
+        return None if self.kind == "none" else Guide(GuideKind(self.kind), self.text)
 
 
 @dataclass(frozen=True)
@@ -109,7 +135,9 @@ class Settings:
 
     autostart: bool
     engine: EngineSettings
+    cache: CacheSettings
     generation: GenerationSettings
+    guide: GuideSettings
     prompt: PromptSettings
     stream: StreamSettings
     report: ReportSettings

@@ -16,7 +16,8 @@ from .report import Report, Timings
 if TYPE_CHECKING:
     from ..runtime.scheduler import RequestHandle
 
-PRIVATE_SETTINGS = ("generation.system_prompt",)  # part of what is said to the model, so private as a prompt is
+# Part of what is said to the model, so private as a prompt is, and perhaps long.
+PRIVATE_SETTINGS = ("generation.system_prompt", "guide.text")
 
 # Accepted requests that end for one of these were stopped; for any other, or if never accepted, they failed.
 _STOPPED = {
@@ -79,11 +80,14 @@ class PromptRequest:
     ) -> Report:
         """The account of the request as it is now; ``refusal`` says why there is no (complete) answer."""
         reason, prompt_tokens, completion_tokens, times = FinishReason.ERROR, None, 0, SequenceTimes()
+        reused_tokens, reasoning = None, ""
         if response is not None and response.finish_reasons:
             reason = response.finish_reasons[0]
             prompt_tokens = response.input_token_counts[0] if response.input_token_counts else None
+            reused_tokens = response.reused_token_counts[0] if response.reused_token_counts else None
             completion_tokens = len(response.output_ids[0]) if response.output_ids else 0
             times = response.times[0] if response.times else times
+            reasoning = response.reasoning_texts[0] if response.reasoning_texts else ""
         if refusal is not None:
             reason = _STOPPED.get(refusal.code, FinishReason.ERROR) if self.accepted else FinishReason.ERROR
         include_text = self.settings.report.include_text
@@ -99,7 +103,9 @@ class PromptRequest:
             seed=self.seed,
             prompt_characters=len(self.prompt),
             prompt_tokens=prompt_tokens,
+            reused_tokens=reused_tokens,
             completion_tokens=completion_tokens,
+            reasoning_characters=len(reasoning),
             control_tokens=self.control_tokens,
             history_turns=self.history_turns,
             history_turns_dropped=self.history_turns_dropped,
@@ -122,6 +128,7 @@ class PromptRequest:
             queued=since(self.arrived, begun),
             time_to_first_token=since(times.queued or begun, times.first_token),
             time_to_first_delta=since(self.arrived, self.first_delta_time),
+            time_to_last_token=since(self.arrived, times.last_token),
             total=time.monotonic() - self.arrived,
             tokens_per_second=(tokens - 1) / decoding if tokens > 1 and decoding > 0 else None,
         )

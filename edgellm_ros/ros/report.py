@@ -30,6 +30,7 @@ class Timings:
     queued: float | None = None  # until the engine began with the prompt
     time_to_first_token: float | None = None  # the engine's own: from the start of its work
     time_to_first_delta: float | None = None  # until the first piece was published
+    time_to_last_token: float | None = None
     total: float = 0.0
     tokens_per_second: float | None = None  # after the first token
 
@@ -49,7 +50,9 @@ class Report:
     seed: int | None = None
     prompt_characters: int = 0
     prompt_tokens: int | None = None
+    reused_tokens: int | None = None  # of them, those that were not computed again
     completion_tokens: int = 0
+    reasoning_characters: int = 0  # of what the model thought before its answer, which is not published
     control_tokens: int | None = None  # found in the user's text
     history_turns: int = 0
     history_turns_dropped: int = 0
@@ -88,13 +91,16 @@ class Report:
             ("seed", self.seed),
             ("prompt_characters", self.prompt_characters),
             ("prompt_tokens", self.prompt_tokens),
+            ("prompt_tokens_reused", self.reused_tokens),
             ("completion_tokens", self.completion_tokens),
+            ("reasoning_characters", self.reasoning_characters),
             ("control_tokens_in_prompt", self.control_tokens),
             ("history_turns", self.history_turns),
             ("history_turns_dropped", self.history_turns_dropped),
             ("queued_s", timings.queued),
             ("time_to_first_token_s", timings.time_to_first_token),
             ("time_to_first_delta_s", timings.time_to_first_delta),
+            ("time_to_last_token_s", timings.time_to_last_token),
             ("total_s", timings.total),
             ("tokens_per_second", timings.tokens_per_second),
             ("delta_count", self.delta_count),

@@ -10,10 +10,13 @@ from .boundary import BatchResult, SlotSeed
 from .decoding.strategy import Accepted, DecodingStrategy
 from .executor import ModelExecutor
 from .generation import GenerationContext, RankLostError
-from .metrics import LLMGenerationMetrics, LLMPrefillMetrics
+from .guided import GuideCompiler
+from .metrics import LLMGenerationMetrics, LLMPrefillMetrics, SpecDecodeGenerationMetrics
+from .prefix_reuse import PrefixReuse
 from .request import LLMGenerationRequest
 from .seeds import check_prompt, check_request, make_seed, token_budget
 from .sequence import EndRules, Sequence
+from .stage_times import StageTimes
 from .tokenizer import Tokenizer
 
 
@@ -21,15 +24,24 @@ class Admission:
     """What founders of a batch and later arrivals have in common. Checks may run on any thread, the rest may not."""
 
     def __init__(
-        self, config: EngineConfig, executor: ModelExecutor, tokenizer: Tokenizer, strategy: DecodingStrategy
+        self,
+        config: EngineConfig,
+        executor: ModelExecutor,
+        tokenizer: Tokenizer,
+        strategy: DecodingStrategy,
+        reuse: PrefixReuse,
     ) -> None:
         self.config = config
         self.executor = executor
         self.tokenizer = tokenizer
         self.strategy = strategy
+        self.reuse = reuse
         self.prefill_metrics = LLMPrefillMetrics()
         self.generation_metrics = LLMGenerationMetrics()
+        self.spec_decode_metrics = SpecDecodeGenerationMetrics()
+        self.stage_times = StageTimes()
         self._rules = EndRules(config.eos_token_id, tokenizer)
+        self._guides = GuideCompiler(tokenizer, config.vocab_size, config.eos_token_id, self._rules.reasoning)
 
     def check(self, request: LLMGenerationRequest) -> None:
         """Everything that ``begin_generation`` would refuse a prepared request for, without starting it.
@@ -48,6 +60,7 @@ class Admission:
         """
         limits = self.config.limits
         check_request(request, limits, self.config.vocab_size)
+        self.reuse.check(request)
         if len(request.pre_tokenized_input_ids) != len(request.requests):
             raise RequestError(
                 "the request was not tokenised; prepare it, or give one list of ids per sequence.",
@@ -58,13 +71,20 @@ class Admission:
         return seed
 
     def check_seed(self, seed: SlotSeed) -> None:
-        """:raises RequestError: its prompt is empty, too long, foreign to the vocabulary, or leaves no room."""
+        """:raises RequestError: its prompt is empty, too long, foreign to the vocabulary, or leaves no room; or its
+        guide does not compile (``MissingPackageError``: the compiler is not installed).
+        """
         check_prompt(seed.prompt_ids, self.config.limits, self.config.vocab_size)
         self._budget(seed)
+        if seed.guided_decoding is not None:
+            self._guides.check(seed.guided_decoding)
 
     def new_sequence(self, seed: SlotSeed, request_id: int) -> Sequence:
         """A sequence that has no row yet."""
-        return Sequence(seed, request_id, self.tokenizer, self._rules, self._budget(seed))
+        sequence = Sequence(seed, request_id, self.tokenizer, self._rules, self._budget(seed))
+        if seed.guided_decoding is not None:
+            sequence.guide = self._guides.start(seed.guided_decoding, seed.prompt_ids, seed.enable_thinking)
+        return sequence
 
     def _budget(self, seed: SlotSeed) -> int:
         headroom = self.strategy.base_headroom
@@ -74,14 +94,16 @@ class Admission:
         """Give a sequence its sampling state in a row."""
         self.executor.start_row(row, sequence.sampling_row(), sequence.seed.prompt_ids)
 
-    def prefill_chunk(self, context: GenerationContext, sequence: Sequence, row: int) -> Accepted | None:
-        """One chunk of a prompt; a failing engine ends that sequence alone.
+    def prefill_chunk(
+        self, context: GenerationContext, sequence: Sequence, row: int, *, joining: bool = False
+    ) -> Accepted | None:
+        """One chunk of a prompt; a failing engine ends that sequence alone. ``joining``: other rows wait meanwhile.
 
         :raises RankLostError: a rank is gone.
         """
         start = time.monotonic()
         try:
-            accepted = self.strategy.prefill_chunk(sequence, row)
+            accepted = self.strategy.prefill_chunk(sequence, row, joining=joining)
             return None if accepted is None else context.agree([accepted])[0]
         except RankLostError:
             raise
@@ -89,9 +111,15 @@ class Admission:
             sequence.fail(error.refusal)
             return None
         finally:
-            self.prefill_metrics.seconds += time.monotonic() - start
+            self.count_time("llm_prefill", time.monotonic() - start)
+
+    def count_time(self, stage: str, seconds: float) -> None:
+        """Time that the engine worked for ``llm_prefill`` or ``llm_generation``."""
+        metrics = self.prefill_metrics if stage == "llm_prefill" else self.generation_metrics
+        metrics.seconds += seconds
+        self.stage_times.record(stage, seconds)
 
     def record(self, result: BatchResult) -> None:
         """Count a sequence that left its row."""
-        self.prefill_metrics.record(len(result.raw_input_ids), result.effective_prefill_length)
+        self.prefill_metrics.record(result.reused_length, result.effective_prefill_length)
         self.generation_metrics.record(result.generate_length)

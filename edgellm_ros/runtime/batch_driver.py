@@ -10,7 +10,8 @@ from .generation import SteppedGeneration
 from .handle import RequestHandle, unstarted_response
 from .inference_runtime import LLMInferenceRuntime
 from .request import FinishReason, LLMGenerationRequest, LLMGenerationResponse
-from .session import GenerationSession, append_result
+from .results import append_result
+from .session import GenerationSession
 
 
 class EndHandle(Protocol):
@@ -41,6 +42,7 @@ class BatchDriver:
         self._end = end
         self._generation: SteppedGeneration | None = None
         self._session: GenerationSession | None = None
+        self.founder = LLMGenerationRequest()  # the request that opened the batch
         self.residents: dict[int, RequestHandle] = {}
 
     @property
@@ -55,6 +57,7 @@ class BatchDriver:
 
     def found(self, handle: RequestHandle) -> None:
         """Start a batch: run the prompt, deliver the first token."""
+        self.founder = handle.prepared
         rank = self._runtime.rank
         try:
             generation = rank.begin_generation(

@@ -8,6 +8,9 @@ from enum import Enum
 from typing import Protocol
 
 from ..errors import Refusal
+from .answer_text import AnswerRules
+from .cache_policy import CachePolicy
+from .guide_grammar import Guide
 from .request import (
     FinishReason,
     LLMGenerationRequest,
@@ -15,6 +18,7 @@ from .request import (
     SamplingParameters,
     SequenceTimes,
     TokenLogprob,
+    ToolCall,
 )
 from .streaming import StreamChannel
 
@@ -36,16 +40,20 @@ class SlotSeed:
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     sampling_seed: int = 0
     max_generate_length: int = 256
+    lora_weights_name: str = ""  # adapter; empty: none
     stop_strings: tuple[str, ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     ignore_eos: bool = False
+    guided_decoding: Guide | None = None
     skip_special_tokens: bool = True
     enable_thinking: bool = False
+    tool_format: str = ""
     num_logprobs: int = 0
     deadline: float = 0.0  # seconds from the start of its work; 0: none
     stream_channel: StreamChannel | None = None
     on_token_generated: Callable[[int, int, int, bool], None] | None = None
-    system_prompt: str = ""
+    system_prompt: str = ""  # as text, the way the template writes it; for the store of system prompts
+    cache: CachePolicy = field(default_factory=CachePolicy)
     queued: float = 0.0  # time.monotonic when it was submitted; 0: it was not queued
 
 
@@ -53,8 +61,9 @@ class SlotSeed:
 class BatchResult:
     """A sequence that has ended, filed under its original index when it left its row.
 
-    ``token_ids`` is the whole history, prompt included; its last ``generate_length`` are the answer. ``text`` is the
-    answer as it was streamed, None where no text pass was needed while it ran.
+    ``token_ids`` is the whole history, prompt included; its last ``generate_length`` are what was generated. ``text``
+    is the answer as it was streamed, None where no text pass was needed while it ran; ``answer_rules`` say how to read
+    it then.
     """
 
     original_index: int
@@ -63,10 +72,14 @@ class BatchResult:
     generate_length: int
     iterations: int  # steps of the batch from its first token to its last
     raw_input_ids: tuple[int, ...]
-    effective_prefill_length: int
+    effective_prefill_length: int  # prompt tokens that were computed
+    reused_length: int  # and that were not, being known
     finish_reason: FinishReason
     refusal: Refusal | None  # why, where it ended in ERROR or DEADLINE
     text: str | None
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+    answer_rules: AnswerRules
     logprobs: tuple[tuple[TokenLogprob, ...], ...]
     skip_special_tokens: bool
     times: SequenceTimes

@@ -6,166 +6,109 @@ caller says which sequence sits in which row and how much of it the cache holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 
-from ..backends.base import Backend, CacheLayout, Captured, DataType, RopeKind, SamplingRow, Tensor
+from ..backends.base import Backend, CacheLayout, SamplingRow
 from ..engine_format import EMBEDDING_FILE, EngineDirectory
-from ..errors import BackendError, EdgeLLMError, EngineDirectoryError
+from ..errors import BackendError
+from .engine_calls import EngineCall, EngineCalls
+from .engine_tensors import EngineTensors, cache_dtype, check_embeddings
+from .engine_work import EngineWork, StepObserver
 
 NOT_FINITE = -1  # the id that the sampler gives for logits that are not finite
 WARM_UP_LENGTH = 32  # tokens; enough to touch every kernel of a prefill, a fraction of the time of a whole chunk
 
 
-class StepObserver(Protocol):
-    """Told when the engine starts to work and when it is done; ``step_ended`` may raise to abandon the step."""
-
-    def step_started(self) -> None:
-        """The engine starts to work."""
-        ...
-
-    def step_ended(self) -> None:
-        """It is done.
-
-        :raises StepTimeoutError: it took too long, and what it was for has been ended meanwhile.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class _Call:
-    """Views and shapes of one (batch, chunk) size; made once and kept."""
-
-    token_ids: Tensor
-    positions: Tensor
-    past_length: Tensor
-    query_length: Tensor
-    last_token_index: Tensor
-    logits: Tensor  # [B,V]; [R,V] where the logits of R positions of one row are wanted
-    sampled: Tensor  # [B]
-    prefill: Callable[[], None]  # whole chunks are recorded; the others are of too many sizes
-    step: Captured  # decode
-
-
 class ModelExecutor:
     """Runs prefill chunks and decode steps of one engine directory. One thread uses it.
 
-    ``prefill_chunk`` is the most prompt tokens of one engine call, ``score_chunk`` the most positions of which
-    ``score`` returns the logits at a time (0: it is not used, and takes no memory).
+    ``prefill_chunk`` is the most prompt tokens of one engine call, ``join_chunk`` the same while other rows decode.
+    ``mixed_positions`` is the most positions (rows times the longest chunk) of a call that holds both; None takes the
+    engine's own measure, and an engine that cannot has none. ``score_chunk`` is the most positions of which ``score``
+    returns the logits at a time (0: it is not used, and takes no memory).
 
     :raises EngineDirectoryError: the graph wants an input that this version does not know.
     :raises BackendError: the engine does not load, or there is not enough memory.
     """
 
     def __init__(
-        self, directory: EngineDirectory, backend: Backend, *, prefill_chunk: int = 256, score_chunk: int = 0
+        self,
+        directory: EngineDirectory,
+        backend: Backend,
+        *,
+        prefill_chunk: int = 256,
+        join_chunk: int = 64,
+        mixed_positions: int | None = None,
+        score_chunk: int = 0,
     ) -> None:
         config = directory.config
         self.limits = config.limits
         self.vocab_size = config.vocab_size
         self.prefill_chunk = min(prefill_chunk, config.limits.max_input_len)
+        self.join_chunk = min(join_chunk, self.prefill_chunk)
         self.score_chunk = min(score_chunk, self.prefill_chunk)
         self.observer: StepObserver | None = None
         self._backend = backend
-        layout = CacheLayout(config.kv_layers, _cache_dtype(config.kv_cache_dtype))
-        self._engine = backend.open_engine(directory.path, cache_layout=layout)
+        layout = CacheLayout(config.kv_layers, cache_dtype(config.kv_cache_dtype))
+        self.engine = backend.open_engine(directory.path, cache_layout=layout)
         self.embeddings = backend.open_embeddings(directory.path / EMBEDDING_FILE, scale=config.embedding_scale)
-        self._ropes = {
-            kind: RopeKind(kind, tuple(rope.inverse_frequency), rope.scale) for kind, rope in config.rope.items()
-        }
         self.cache = backend.allocate_kv_cache(layout, self.limits.max_batch_size, self.limits.max_kv_cache_capacity)
-        self._engine.bind_cache(self.cache)
-        self._sampler = backend.allocate_sampler(self.limits.max_batch_size, self.vocab_size)
-        self._hidden_size = config.hidden_size
-        self._tensors = self._allocate()
-        self._check_inputs()
-        self._calls: dict[tuple[int, int, int, int, int], _Call] = {}
+        self.engine.bind_cache(self.cache)
+        self.sampler = backend.allocate_sampler(self.limits.max_batch_size, self.vocab_size)
+        rows = self.limits.max_batch_size
+        capabilities = self.engine.capabilities
+        if mixed_positions is None:
+            mixed_positions = capabilities.mixed_positions
+        self.mixed_positions = mixed_positions if capabilities.mixed_positions else 0
+        positions = max(rows, self.prefill_chunk, self.mixed_positions)
+        self.tensors = EngineTensors(
+            backend, self.engine, config, positions=positions, rows=rows, wanted=max(rows, self.score_chunk)
+        )
+        check_embeddings(self.embeddings, config)
+        self.calls = EngineCalls(
+            backend, self.engine, self.tensors, self.embeddings, self.sampler, whole_chunk=self.prefill_chunk
+        )
         # Token ids and past lengths that the device holds already, as the last decode step left them.
         self._standing: tuple[list[int], list[int]] | None = None
-        self._host = np.zeros((5, max(self.limits.max_batch_size, self.prefill_chunk)), np.int32)
-
-    # -- construction ------------------------------------------------------------------------------------------
-
-    def _allocate(self) -> dict[str, Tensor]:
-        rows = self.limits.max_batch_size
-        positions = max(rows, self.prefill_chunk)
-        wanted = max(rows, self.score_chunk)
-        shapes: dict[str, tuple[tuple[int, ...], DataType]] = {
-            "inputs_embeds": ((positions, self._hidden_size), DataType.FLOAT32),
-            "past_length": ((rows,), DataType.INT32),
-            "query_length": ((rows,), DataType.INT32),
-            "last_token_index": ((wanted, 1), DataType.INT32),
-            "logits": ((wanted, 1, self.vocab_size), DataType.FLOAT32),
-        }
-        for kind, rope in self._ropes.items():
-            shapes[f"rope_cos_{kind}"] = shapes[f"rope_sin_{kind}"] = (
-                (positions, len(rope.inverse_frequency)), DataType.FLOAT32,
-            )  # fmt: skip
-        tensors = {name: self._backend.allocate(shape, dtype) for name, (shape, dtype) in shapes.items()}
-        self._token_ids = self._backend.allocate((positions,), DataType.INT32)
-        self._positions = self._backend.allocate((positions,), DataType.INT32)
-        return tensors
-
-    def _check_inputs(self) -> None:
-        names = {*self._engine.inputs, *self._engine.outputs}
-        unknown = sorted(names - set(self._tensors))
-        if unknown:
-            raise EngineDirectoryError(
-                f"the graph has {unknown[0]!r}, which this version does not serve; build the engine directory again."
-            )
-        if "logits" not in self._engine.outputs:
-            raise EngineDirectoryError("the graph has no output 'logits'; build the engine directory again.")
-        self._tensors = {name: tensor for name, tensor in self._tensors.items() if name in names}
-        for name, spec in {**self._engine.inputs, **self._engine.outputs}.items():
-            width = self._tensors[name].shape[-1]
-            if len(spec.shape) == 3 and spec.shape[2] not in (-1, width):
-                raise EngineDirectoryError(
-                    f"{name!r} of the graph holds {spec.shape[2]} numbers a position and config.json wants {width}; "
-                    "build the engine directory again."
-                )
-        rows, width = self.embeddings.shape
-        if rows < self.vocab_size or width != self._hidden_size:
-            raise EngineDirectoryError(
-                f"{EMBEDDING_FILE} holds [{rows}, {width}] and config.json wants [{self.vocab_size}, "
-                f"{self._hidden_size}]; build the engine directory again."
-            )
-        for name, tensor in self._tensors.items():
-            self._engine.bind(name, tensor)
+        self._host = np.zeros((5, positions), np.int32)
 
     # -- rows --------------------------------------------------------------------------------------------------
 
     def start_row(self, row: int, parameters: SamplingRow, prompt_ids: Sequence[int]) -> None:
         """Seat a sequence: its sampling state; its cache is filled by ``prefill``."""
-        self._sampler.set_row(row, parameters, prompt_ids, len(prompt_ids))
+        self.sampler.set_row(row, parameters, prompt_ids, len(prompt_ids))
 
     def move_row(self, source: int, destination: int, length: int) -> None:
         """Move a sequence with ``length`` cached positions into another row."""
         self.cache.copy_row(source, destination, length)
-        self._sampler.move_row(source, destination)
+        self.sampler.move_row(source, destination)
 
     def logprobs(self, index: int, count: int) -> list[tuple[int, float]]:
         """The chosen token, then the ``count`` most likely of the last draw, as (id, natural log)."""
-        return self._sampler.logprobs(index, count)
+        return self.sampler.logprobs(index, count)
 
     # -- steps -------------------------------------------------------------------------------------------------
 
-    def prefill(self, row: int, prompt_ids: Sequence[int], start: int) -> tuple[int, int | None]:
+    def prefill(
+        self, row: int, prompt_ids: Sequence[int], start: int, *, joining: bool = False
+    ) -> tuple[int, int | None]:
         """One chunk of a prompt from position ``start``; returns (positions cached now, first id after the last chunk).
+
+        ``joining``: other rows wait for their next token meanwhile.
 
         :raises BackendError: the engine failed or was abandoned by the observer.
         """
-        end = min(start + self.prefill_chunk, len(prompt_ids))
+        end = min(start + (self.join_chunk if joining else self.prefill_chunk), len(prompt_ids))
         chunk = self._padded(end - start, start)
-        call = self._call(1, chunk, row, start + chunk)
-        with _Work(self.observer):
+        call = self.calls.get(1, chunk, row, start + chunk)
+        with EngineWork(self.observer):
             self._run_chunk(call, prompt_ids[start:end], chunk, start)
             if end < len(prompt_ids):
                 self._backend.synchronize()
                 return end, None
-            self._sampler.sample(call.logits, (row,), call.sampled)
+            self.sampler.sample(call.logits, (row,), call.sampled)
             return end, int(self._backend.read_async(call.sampled).wait()[0])
 
     def score(self, row: int, token_ids: Sequence[int], start: int) -> np.ndarray:
@@ -177,17 +120,28 @@ class ModelExecutor:
         """
         count = len(token_ids)
         chunk = self._padded(count, start)
-        call = self._call(1, chunk, row, start + chunk, count)
-        with _Work(self.observer):
+        call = self.calls.get(1, chunk, row, start + chunk, count)
+        with EngineWork(self.observer):
             self._run_chunk(call, token_ids, chunk, start, np.arange(count, dtype=np.int32)[None])
             logits: np.ndarray = self._backend.read_async(call.logits).wait()
         return logits.reshape(count, self.vocab_size)
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Layers whose states the engine gives."""
+        return self.tensors.hidden_layers
+
+    def hidden_states(self, layer: int, count: int) -> np.ndarray:
+        """The first ``count`` positions of the last ``prefill``, float32 [count,D], a copy; layer 0 is what went in."""
+        tensor = self.tensors.bound[f"hidden_states_{layer}" if layer else "inputs_embeds"]
+        values: np.ndarray = self._backend.read_async(tensor.prefix((count, tensor.shape[-1]))).wait()
+        return values
 
     def _padded(self, count: int, start: int) -> int:
         return min(_bucket(count), self.prefill_chunk, self.limits.max_kv_cache_capacity - start)
 
     def _run_chunk(
-        self, call: _Call, token_ids: Sequence[int], chunk: int, start: int, wanted: np.ndarray | None = None
+        self, call: EngineCall, token_ids: Sequence[int], chunk: int, start: int, wanted: np.ndarray | None = None
     ) -> None:
         """One row's chunk of ``chunk`` positions, of which ``token_ids`` are valid."""
         self._standing = None
@@ -197,112 +151,81 @@ class ModelExecutor:
         tokens[count:] = tokens[count - 1]
         positions = self._host[1, :chunk]
         positions[:] = np.arange(start, start + chunk, dtype=np.int32)
-        call.token_ids.write(tokens.reshape(1, chunk))
-        call.positions.write(positions.reshape(1, chunk))
-        self._write_lengths(call, 1, (start,), count, wanted)
-        call.prefill()
+        self._write(call, 1, chunk, (start,), count, wanted)
+        call.run()
 
     def decode(self, token_ids: Sequence[int], past_lengths: Sequence[int]) -> list[int]:
         """One step of rows 0..B-1: the id after each of ``token_ids`` [B], NOT_FINITE where the logits are not.
 
         :raises BackendError: the engine failed or was abandoned by the observer.
         """
-        call = self._call(len(token_ids), 1, 0, max(past_lengths) + 1)
+        batch = len(token_ids)
+        call = self.calls.get(batch, 1, 0, max(past_lengths) + 1)
         standing, self._standing = self._standing, None
-        with _Work(self.observer):
+        with EngineWork(self.observer):
             if standing != (list(token_ids), list(past_lengths)):
-                self._write_step(call, token_ids, past_lengths)
+                self._host[0, :batch] = token_ids
+                self._host[1, :batch] = past_lengths
+                self._write(call, batch, 1, past_lengths, 1)
             call.step.run()
             sampled: list[int] = self._backend.read_async(call.sampled).wait().tolist()
         self._standing = (sampled, [length + 1 for length in past_lengths])
         return list(sampled)
 
-    def _write_step(self, call: _Call, token_ids: Sequence[int], past_lengths: Sequence[int]) -> None:
-        batch = len(token_ids)
-        tokens = self._host[0, :batch]
-        tokens[:] = token_ids
-        positions = self._host[1, :batch]
-        positions[:] = past_lengths
-        call.token_ids.write(tokens.reshape(batch, 1))
-        call.positions.write(positions.reshape(batch, 1))
-        self._write_lengths(call, batch, past_lengths, 1)
+    def mixes(self, decoding: int, prompt_ids: Sequence[int], start: int) -> bool:
+        """Whether the next chunk of a joiner goes into one call with ``decoding`` rows."""
+        count = min(self.join_chunk, len(prompt_ids) - start)
+        return (decoding + 1) * _bucket(count) <= self.mixed_positions
 
-    def _write_lengths(
-        self, call: _Call, batch: int, past: Sequence[int], count: int, wanted: np.ndarray | None = None
+    def decode_and_prefill(
+        self, token_ids: Sequence[int], past_lengths: Sequence[int], prompt_ids: Sequence[int], start: int
+    ) -> tuple[list[int], int, int | None]:
+        """``decode`` of rows 0..B-1 and ``prefill`` of row B in one call, right padded: what both return.
+
+        :raises BackendError: the engine failed or was abandoned by the observer.
+        """
+        decoding = len(token_ids)
+        end = min(start + self.join_chunk, len(prompt_ids))
+        chunk, batch = _bucket(end - start), decoding + 1
+        call = self.calls.get(batch, chunk, 0, max(*past_lengths, start) + chunk)
+        sampled_rows = batch if end == len(prompt_ids) else decoding
+        self._standing = None
+        tokens, positions = self._host[:2, : batch * chunk].reshape(2, batch, chunk)
+        tokens[:decoding] = np.asarray(token_ids, np.int32)[:, None]
+        tokens[decoding, : end - start] = prompt_ids[start:end]
+        tokens[decoding, end - start :] = prompt_ids[end - 1]
+        past, query, last = self._host[2:, :batch]
+        past[:] = (*past_lengths, start)
+        query[:] = 1
+        query[decoding] = end - start
+        last[:] = query - 1
+        positions[:] = past[:, None] + np.arange(chunk, dtype=np.int32)
+        with EngineWork(self.observer):
+            call.write(tokens, positions, past, query, last.reshape(batch, 1))
+            call.run()
+            logits, sampled = (view.prefix((sampled_rows, *view.shape[1:])) for view in (call.logits, call.sampled))
+            self.sampler.sample(logits, range(sampled_rows), sampled)
+            ids: list[int] = self._backend.read_async(sampled).wait().tolist()
+        return ids[:decoding], end, ids[decoding] if sampled_rows == batch else None
+
+    def _write(
+        self,
+        call: EngineCall,
+        batch: int,
+        chunk: int,
+        past: Sequence[int],
+        count: int,
+        wanted: np.ndarray | None = None,
     ) -> None:
         """Every row holds ``count`` valid positions after its ``past``; the last gives logits, or those ``wanted``."""
-        values = self._host[2:, :batch]
-        values[0] = past
-        values[1] = count
-        values[2] = count - 1
-        call.past_length.write(values[0])
-        call.query_length.write(values[1])
-        if wanted is None:
-            wanted = values[2].reshape(batch, 1)
-        call.last_token_index.write(wanted)
-
-    def _call(self, batch: int, chunk: int, first_row: int, positions: int, wanted: int = 1) -> _Call:
-        key = (batch, chunk, first_row, self._engine.length_bucket(positions), wanted)
-        call = self._calls.get(key)
-        if call is None:
-            call = self._calls[key] = self._make_call(*key)
-        return call
-
-    def _make_call(self, batch: int, chunk: int, first_row: int, bucket: int, wanted: int) -> _Call:
-        key = (batch, chunk, first_row, bucket, wanted)
-        token_ids = self._token_ids.prefix((batch, chunk))
-        positions = self._positions.prefix((batch, chunk))
-        shapes: dict[str, tuple[int, ...]] = {
-            "inputs_embeds": (batch, chunk, self._hidden_size),
-            "past_length": (batch,),
-            "query_length": (batch,),
-            "last_token_index": (batch, wanted),
-            "logits": (batch, wanted, self.vocab_size),
-        }
-        ropes: list[tuple[RopeKind, Tensor, Tensor]] = []
-        for kind, rope in self._ropes.items():
-            shape = (batch, chunk, len(rope.inverse_frequency))
-            names = (f"rope_cos_{kind}", f"rope_sin_{kind}")
-            shapes.update(dict.fromkeys(names, shape))
-            if all(name in self._tensors for name in names):
-                cosine, sine = (self._tensors[name].prefix(shape) for name in names)
-                ropes.append((rope, cosine, sine))
-        shapes = {name: shape for name, shape in shapes.items() if name in self._tensors}
-        embeds = self._tensors["inputs_embeds"].prefix(shapes["inputs_embeds"])
-        logits = self._tensors["logits"].prefix((batch * wanted, self.vocab_size))
-        past_length = self._length_tensor("past_length", (batch,))
-        sampled = self._token_ids.prefix((batch,))  # where the next step looks for its ids
-        backend, engine, table, sampler = self._backend, self._engine, self.embeddings, self._sampler
-        rows = range(batch)
-
-        def run_engine() -> None:
-            backend.gather_embeddings(table, token_ids, embeds)
-            for rope, cosine, sine in ropes:
-                backend.rope_tables(rope, positions, cosine, sine)
-            engine.run(shapes, first_row, bucket)
-
-        def decode() -> None:
-            """One token further, all of it on the device, and ready for the step after it."""
-            run_engine()
-            sampler.sample(logits, rows, sampled)
-            backend.advance((positions, past_length))
-
-        return _Call(
-            token_ids=token_ids,
-            positions=positions,
-            past_length=past_length,
-            query_length=self._length_tensor("query_length", (batch,)),
-            last_token_index=self._length_tensor("last_token_index", (batch, wanted)),
-            logits=logits,
-            sampled=sampled,
-            prefill=backend.capture(("prefill", *key), run_engine).run if chunk == self.prefill_chunk else run_engine,
-            step=backend.capture(("decode", *key), decode),
+        tokens, positions = self._host[:2, : batch * chunk].reshape(2, batch, chunk)
+        lengths = self._host[2:, :batch]
+        lengths[0] = past
+        lengths[1] = count
+        lengths[2] = count - 1
+        call.write(
+            tokens, positions, lengths[0], lengths[1], lengths[2].reshape(batch, 1) if wanted is None else wanted
         )
-
-    def _length_tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        tensor = self._tensors.get(name)
-        # A graph without the input: the values go nowhere.
-        return (tensor or self._backend.allocate(shape, DataType.INT32)).prefix(shape)
 
     # -- the rest ----------------------------------------------------------------------------------------------
 
@@ -312,9 +235,9 @@ class ModelExecutor:
         Like ``warm_up``, only while no sequence is seated.
         """
         capacity = self.limits.max_kv_cache_capacity
-        buckets = [self._engine.length_bucket(1)]
+        buckets = [self.engine.length_bucket(1)]
         while 0 < buckets[-1] < capacity:
-            buckets.append(self._engine.length_bucket(buckets[-1] + 1))
+            buckets.append(self.engine.length_bucket(buckets[-1] + 1))
         for row in range(self.limits.max_batch_size):
             self.start_row(row, SamplingRow(), [0])
         recorded = True
@@ -322,7 +245,7 @@ class ModelExecutor:
             for batch in range(1, self.limits.max_batch_size + 1):
                 for bucket in buckets:
                     self.decode([0] * batch, [max(0, bucket - 1)] * batch)
-                    recorded &= self._call(batch, 1, 0, bucket).step.record()
+                    recorded &= self.calls.get(batch, 1, 0, bucket).step.record()
         except BackendError:
             return False
         return recorded
@@ -348,42 +271,13 @@ class ModelExecutor:
     @property
     def engine_details(self) -> dict[str, str]:
         """What the engine's probe found, for diagnostics."""
-        return dict(self._engine.capabilities.details)
+        return dict(self.engine.capabilities.details)
 
     def close(self) -> None:
         """Free the engine."""
-        self._engine.close()
-
-
-class _Work:
-    """Tells the observer about engine work, and turns whatever goes wrong in it into a BackendError."""
-
-    __slots__ = ("_observer",)
-
-    def __init__(self, observer: StepObserver | None) -> None:
-        self._observer = observer
-
-    def __enter__(self) -> None:
-        if self._observer is not None:
-            self._observer.step_started()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if self._observer is not None:
-            self._observer.step_ended()
-        if isinstance(error, Exception) and not isinstance(error, EdgeLLMError):
-            raise BackendError(f"the engine failed: {type(error).__name__}: {error}") from error
+        self.engine.close()
 
 
 def _bucket(count: int) -> int:
     """The chunk length for ``count`` tokens: few different shapes, little padding."""
     return 1 << (count - 1).bit_length() if count <= 16 else -(-count // 16) * 16
-
-
-def _cache_dtype(name: str) -> DataType:
-    names = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-    try:
-        return DataType(names.get(name, name))
-    except ValueError:
-        raise EngineDirectoryError(
-            f"config.json: kv_cache_dtype is {name!r}; want fp32, fp16, bf16 or int8: build the engine directory again."
-        ) from None

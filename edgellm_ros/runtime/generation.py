@@ -111,11 +111,11 @@ class SteppedGeneration:
                 sequence.fail(why)
                 sequence.emit()
         finally:
-            self.context.sequences.clear()
-            self.context.prefilling.clear()
             try:
                 self._on_close(self)
             finally:
+                self.context.sequences.clear()
+                self.context.prefilling.clear()
                 self._guard.release()
 
     def __enter__(self) -> SteppedGeneration:

@@ -52,6 +52,12 @@ class RequestHandle:
         self._cancel(self)
 
     @property
+    def times(self) -> SequenceTimes:
+        """When it was queued, begun, and gave its first and its last token; all of them once it has ended."""
+        response = self._response
+        return response.times[0] if response is not None else SequenceTimes(queued=self.queued)
+
+    @property
     def refusal(self) -> Refusal | None:
         """Why it did not end by itself: deadline, engine failure, step timeout, shutdown; None otherwise."""
         return self._refusal
@@ -108,9 +114,12 @@ def unstarted_response(handle: RequestHandle, reason: FinishReason, message: str
     return LLMGenerationResponse(
         output_ids=[[]],
         output_texts=[""],
+        reasoning_texts=[""],
+        tool_calls=[[]],
         logprobs=[[]],
         finish_reasons=[reason],
         input_token_counts=[handle.prompt_token_count],
+        reused_token_counts=[0],
         times=[SequenceTimes(queued=handle.queued)],
         messages=[message],
     )

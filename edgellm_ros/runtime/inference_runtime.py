@@ -11,9 +11,13 @@ from ..backends.base import Backend
 from ..engine_format import EngineConfig, Manifest
 from ..errors import InputTooLongError, Refusal, RequestError
 from .boundary import BoundaryHook
+from .cache_policy import DERIVE_REPLAY_TAIL
+from .context_cache import ContextCacheConfig
 from .rank_runtime import LLMRankRuntime
+from .replay_tail import derive_replay_tail, system_text
 from .request import LLMGenerationRequest, LLMGenerationResponse
 from .tokenizer import Tokenizer
+from .tool_calls import resolve_format
 
 MAX_INPUT_BYTES = 10**6  # text of all messages of a request
 
@@ -22,7 +26,8 @@ class LLMInferenceRuntime:
     """Renders and tokenises a request once and runs it. One thread at a time; ``prepare`` may run on any.
 
     ``backend`` is a name ("auto" takes what the engine directory was built for) or an open backend, which then stays
-    the caller's. ``threads`` is for the engine's own work, 0 for all physical cores.
+    the caller's. ``threads`` is for the engine's own work, 0 for all physical cores; the other numbers are explained
+    at ``LLMRankRuntime``.
 
     :raises EngineDirectoryError: the directory fails a check.
     :raises BackendError: the device or engine library fails, or cannot run this directory.
@@ -35,9 +40,20 @@ class LLMInferenceRuntime:
         backend: str | Backend = "auto",
         threads: int = 0,
         prefill_chunk: int = 256,
+        context_cache: ContextCacheConfig | None = None,
+        join_chunk: int = 64,
+        mixed_positions: int | None = None,
     ) -> None:
         start = time.monotonic()
-        self.rank = LLMRankRuntime(engine_dir, backend=backend, threads=threads, prefill_chunk=prefill_chunk)
+        self.rank = LLMRankRuntime(
+            engine_dir,
+            backend=backend,
+            threads=threads,
+            prefill_chunk=prefill_chunk,
+            context_cache=context_cache,
+            join_chunk=join_chunk,
+            mixed_positions=mixed_positions,
+        )
         self.last_refusal: Refusal | None = None
         self._load_seconds = time.monotonic() - start
 
@@ -67,6 +83,10 @@ class LLMInferenceRuntime:
         ids: list[list[int]] = []
         formatted: list[str] = []
         counts: list[int] = []
+        system: list[str] = []
+        tail = request.context_cache_replay_tail_length
+        derive = tail == DERIVE_REPLAY_TAIL and len(request.requests) == 1 and self.rank.reuses_context
+        wants_system = request.save_system_prompt_kv_cache or self.rank.keeps_system_prompts
         given = request.pre_tokenized_input_ids
         if len(given) > len(request.requests):
             raise RequestError(
@@ -80,6 +100,7 @@ class LLMInferenceRuntime:
                 ids.append(list(given[index]))
                 formatted.append("")
                 counts.append(0)
+                system.append("")
                 continue
             if not item.messages:
                 raise RequestError(f"sequence {index} has neither messages nor ids; want one of them.")
@@ -89,21 +110,38 @@ class LLMInferenceRuntime:
                 add_generation_prompt=request.add_generation_prompt,
                 enable_thinking=request.enable_thinking,
                 special_tokens=request.special_tokens,
+                tools=request.tools,
             )
             ids.append(prompt.token_ids)
             formatted.append(prompt.text)
             counts.append(prompt.control_token_count)
+            system.append(system_text(self.tokenizer, request, index, prompt) if wants_system else "")
+            if derive:
+                tail = derive_replay_tail(self.tokenizer, request, index, prompt)
         request.formatted_requests = formatted
         request.control_token_counts = counts
+        request.system_prompts = system
         return dataclasses.replace(
-            request, pre_tokenized_input_ids=ids, formatted_requests=list(formatted), control_token_counts=list(counts)
+            request,
+            pre_tokenized_input_ids=ids,
+            formatted_requests=list(formatted),
+            control_token_counts=list(counts),
+            tool_format=self._tool_format(request),
+            system_prompts=list(system),
+            context_cache_replay_tail_length=max(0, tail),
         )
+
+    def _tool_format(self, request: LLMGenerationRequest) -> str:
+        template = self.tokenizer.chat_template if request.apply_chat_template else None
+        form = resolve_format(request.tool_format, bool(request.tools), template.source if template else "")
+        return form.name if form is not None else ""
 
     def handle_request(
         self,
         request: LLMGenerationRequest,
         response: LLMGenerationResponse,
         *,
+        output_thinker_embeddings: bool = False,
         boundary_hook: BoundaryHook | None = None,
     ) -> bool:
         """Run a request to its end and fill ``response``; False leaves ``last_refusal``.
@@ -115,7 +153,12 @@ class LLMInferenceRuntime:
         self.last_refusal = None
         try:
             prepared = self.prepare(request)
-            if self.rank.handle_request(prepared, response, boundary_hook=boundary_hook):
+            if self.rank.handle_request(
+                prepared,
+                response,
+                output_thinker_embeddings=output_thinker_embeddings,
+                boundary_hook=boundary_hook,
+            ):
                 return True
             self.last_refusal = self.rank.last_refusal
         except InputTooLongError as error:
@@ -150,6 +193,8 @@ class LLMInferenceRuntime:
             "max_input_len": limits.max_input_len,
             "max_kv_cache_capacity": limits.max_kv_cache_capacity,
             "prefill_chunk": self.rank.executor.prefill_chunk,
+            "join_chunk": self.rank.executor.join_chunk,
+            "mixed_positions": self.rank.executor.mixed_positions,
             "chat_template": self.tokenizer.chat_template is not None,
             "load_seconds": self._load_seconds,
             "memory": dict(self.rank.backend.memory()),

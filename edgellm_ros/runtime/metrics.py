@@ -15,11 +15,11 @@ class LLMPrefillMetrics:
     pruned_tokens: int = 0
     seconds: float = 0.0
 
-    def record(self, raw: int, effective: int) -> None:
-        """One sequence of ``raw`` prompt tokens of which ``effective`` were computed."""
-        self.total_runs += 1
-        self.reused_tokens += raw - effective
-        self.computed_tokens += effective
+    def record(self, reused: int, computed: int) -> None:
+        """One sequence: prompt tokens that were known and that were computed; none of either is no run."""
+        self.total_runs += bool(reused or computed)
+        self.reused_tokens += reused
+        self.computed_tokens += computed
 
     @property
     def tokens_per_second(self) -> float:
@@ -43,6 +43,37 @@ class LLMGenerationMetrics:
 
 
 @dataclass
+class SpecDecodeGenerationMetrics:
+    """Of sequences that a draft helped."""
+
+    total_iterations: int = 0  # rounds of propose and verify
+    total_generated_tokens: int = 0
+    total_accepted_draft_tokens: int = 0
+    total_proposed_draft_tokens: int = 0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens gained in a round; 0 before any."""
+        return self.total_generated_tokens / self.total_iterations if self.total_iterations else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of the proposed tokens that were taken; 0 before any."""
+        proposed = self.total_proposed_draft_tokens
+        return self.total_accepted_draft_tokens / proposed if proposed else 0.0
+
+
+@dataclass
+class MultimodalMetrics:
+    """Of images and sounds that requests brought."""
+
+    total_images: int = 0
+    total_image_tokens: int = 0
+    total_audios: int = 0
+    total_audio_tokens: int = 0
+
+
+@dataclass
 class RequestEngineMetrics:
     """Of a scheduler. A stall counts once per step of the running batch that the first in the queue has to wait."""
 
@@ -53,6 +84,7 @@ class RequestEngineMetrics:
     failed: int = 0
     step_timeouts: int = 0
     admitted_mid_flight: int = 0
+    stalls_incompatible: int = 0
     stalls_no_capacity: int = 0
     queue_latency_count: int = 0
     queue_latency_total: float = 0.0  # s

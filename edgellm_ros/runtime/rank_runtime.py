@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
+import os
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..backends.base import Backend, EmbeddingTable
-from ..backends.registry import open_backend
-from ..engine_format import EngineConfig, EngineDirectory, Manifest, open_engine_directory
+from ..backends.base import Backend
 from ..errors import (
-    EdgeLLMError,
     InputTooLongError,
     MisuseError,
     Refusal,
     RefusalCode,
     RequestError,
 )
-from .admission import Admission
+from .artifacts import ModelArtifacts, StepSizes
 from .boundary import BoundaryHook
-from .decoding.vanilla import VanillaDecoding
-from .executor import ModelExecutor
+from .context_cache import ContextCacheConfig
+from .founding import prefill_founders, seat_founders
 from .generation import GenerationContext, InProgressGuard, RankLostError, SteppedGeneration, TokenBroadcastFn
-from .metrics import LLMGenerationMetrics, LLMPrefillMetrics
+from .parallel import ParallelMapping
+from .rank_model import RankModel, refuse_unserved
 from .request import LLMGenerationRequest, LLMGenerationResponse
-from .session import GenerationSession, append_result
+from .results import append_result
+from .session import GenerationSession
 from .tokenizer import Tokenizer
 
 
-class LLMRankRuntime:
+class LLMRankRuntime(RankModel):
     """Not safe for several threads: callers take turns, and a call during an open request is refused.
 
     Refusals return None or False and leave ``last_refusal``; prompts that are too long and misuse raise.
     ``threads`` (0: all physical cores) is for the engine's own work; ``prefill_chunk`` is the most prompt tokens of
-    one engine call, between which cancellation and deadlines are looked at.
+    one engine call, between which cancellation and deadlines are looked at; ``join_chunk`` is the same for a prompt
+    that joins rows which decode: they wait for one such chunk a step at most. ``mixed_positions`` is the most positions
+    (rows times the longest chunk) of one call that holds both; None takes what was measured for the backend. With
+    ``context_cache`` prompts reuse what they have in common with earlier ones.
 
     :raises EngineDirectoryError: the directory fails a check.
     :raises BackendError: the device or engine library fails, or cannot run this directory.
@@ -49,111 +51,92 @@ class LLMRankRuntime:
         *,
         lora_weights: Mapping[str, Path | str] | None = None,
         drafting_config: Any | None = None,
-        mapping: Any | None = None,
+        mapping: ParallelMapping | Mapping[str, Any] | None = None,
         tokenizer: Tokenizer | None = None,
         chat_template: Any | None = None,
-        context_cache: Any | None = None,
+        context_cache: ContextCacheConfig | None = None,
         checkpoint_dir: Path | str | None = None,
         draft_checkpoint_dir: Path | str | None = None,
         backend: Backend | str | None = None,
         threads: int = 0,
         prefill_chunk: int = 256,
+        join_chunk: int = 64,
+        mixed_positions: int | None = None,
     ) -> None:
-        for name, value in (
-            ("multimodal_engine_dir", multimodal_engine_dir),
-            ("lora_weights", lora_weights),
-            ("drafting_config", drafting_config),
-            ("mapping", mapping),
-            ("context_cache", context_cache),
-            ("checkpoint_dir", checkpoint_dir),
-            ("draft_checkpoint_dir", draft_checkpoint_dir),
-        ):
-            if value:
-                raise EdgeLLMError(f"{name} is given, but this engine serves text alone; leave it out.",
-                                   RefusalCode.UNSUPPORTED)  # fmt: skip
-        if not isinstance(prefill_chunk, int) or isinstance(prefill_chunk, bool) or prefill_chunk < 1:
-            raise EdgeLLMError(f"prefill_chunk is {prefill_chunk!r}; want a whole number of at least 1.",
-                               RefusalCode.BAD_PARAMETER)  # fmt: skip
-        self._directory = open_engine_directory(engine_dir)
-        self.tokenizer = tokenizer or Tokenizer.from_directory(self._directory.path)
-        if chat_template is not None:
-            self.tokenizer.chat_template = chat_template
-        self._owns_backend = backend is None or isinstance(backend, str)
-        self.passed_over: list[str] = []  # backends that "auto" tried before the one it took, and why not
-        self._backend: Backend = (
-            open_backend(backend or "auto", threads=threads, directory=self._directory, passed_over=self.passed_over)
-            if backend is None or isinstance(backend, str)
-            else backend
+        sizes = StepSizes(prefill_chunk, join_chunk, mixed_positions)
+        refuse_unserved(
+            multimodal_engine_dir=multimodal_engine_dir,
+            lora_weights=lora_weights,
+            drafting_config=drafting_config,
+            checkpoint_dir=checkpoint_dir,
+            draft_checkpoint_dir=draft_checkpoint_dir,
         )
-        try:
-            self.executor = ModelExecutor(self._directory, self._backend, prefill_chunk=prefill_chunk)
-        except BaseException:
-            if self._owns_backend:
-                self._backend.close()
-            raise
-        self._strategy = VanillaDecoding(self.executor, self.tokenizer)
-        self.admission = Admission(self.config, self.executor, self.tokenizer, self._strategy)
+        self._mapping = ParallelMapping.of(mapping)
+        self._mapping.check_single_rank()
+        artifacts = ModelArtifacts.load(engine_dir, tokenizer=tokenizer, chat_template=chat_template)
+        self._start(artifacts, backend, threads, sizes, context_cache)
+
+    @classmethod
+    def from_artifacts(
+        cls,
+        artifacts: ModelArtifacts,
+        *,
+        lora_weights: Mapping[str, Path | str] | None = None,
+        drafting_config: Any | None = None,
+        mapping: ParallelMapping | Mapping[str, Any] | None = None,
+        context_cache: ContextCacheConfig | None = None,
+        backend: Backend | str | None = None,
+        threads: int = 0,
+        prefill_chunk: int = 256,
+        join_chunk: int = 64,
+        mixed_positions: int | None = None,
+    ) -> LLMRankRuntime:
+        """The same of artifacts that are loaded already, which then belong to the runtime; raises alike."""
+        sizes = StepSizes(prefill_chunk, join_chunk, mixed_positions)
+        refuse_unserved(lora_weights=lora_weights, drafting_config=drafting_config)
+        runtime = cls.__new__(cls)
+        runtime._mapping = ParallelMapping.of(mapping)
+        runtime._mapping.check_single_rank()
+        runtime._start(artifacts, backend, threads, sizes, context_cache)
+        return runtime
+
+    def _start(
+        self,
+        artifacts: ModelArtifacts,
+        backend: Backend | str | None,
+        threads: int,
+        sizes: StepSizes,
+        context_cache: ContextCacheConfig | None,
+    ) -> None:
+        super().__init__(artifacts, backend, threads, sizes, context_cache)
         self._latch = threading.Lock()
         self._open: SteppedGeneration | None = None
         self._closed = False
         self.last_refusal: Refusal | None = None
 
-    # -- what it is --------------------------------------------------------------------------------------------
+    def gen_and_save_system_prompt_kv_cache(self, prompt: str, lora_weights_name: str = "") -> bool:
+        """Run a system prompt, as the template writes it, and keep what later prompts that begin with it need not run.
 
-    @property
-    def directory(self) -> EngineDirectory:
-        """The engine directory."""
-        return self._directory
+        True where it is kept, or was already, or is empty. False, with ``last_refusal``, where the context cache is on,
+        the adapter is not loaded, or it has no ids or too many. No request may be open.
 
-    @property
-    def config(self) -> EngineConfig:
-        """Its ``config.json``."""
-        return self._directory.config
-
-    @property
-    def manifest(self) -> Manifest:
-        """Its ``manifest.json``."""
-        return self._directory.manifest
-
-    @property
-    def backend(self) -> Backend:
-        """The device that runs it."""
-        return self._backend
-
-    def max_batch_size(self) -> int:
-        """Rows of the engine."""
-        return self.config.limits.max_batch_size
-
-    def has_draft_model(self) -> bool:
-        """False: no draft was loaded."""
-        return False
-
-    def supports_seated_admission(self) -> bool:
-        """True when sequences may join a running batch."""
-        return self._strategy.supports_live_admission
-
-    def get_speculative_decoding_strategy_name(self) -> str:
-        """``vanilla`` with no draft."""
-        return self._strategy.name
-
-    def get_prefill_metrics(self) -> LLMPrefillMetrics:
-        """Live counters."""
-        return self.admission.prefill_metrics
-
-    def get_generation_metrics(self) -> LLMGenerationMetrics:
-        """Live counters."""
-        return self.admission.generation_metrics
-
-    def get_embedding_table(self) -> EmbeddingTable:
-        """Token embeddings [V,D]; valid for the life of the runtime."""
-        return self.executor.embeddings
+        :raises BackendError: the engine failed.
+        :raises MisuseError: a request is open.
+        """
+        self._check_idle()
+        self.last_refusal = self._reuse.save_system_prompt(prompt, lora_weights_name)
+        return self.last_refusal is None
 
     def capture_decoding_cuda_graph(self) -> bool:
         """Record the decode step of every batch size; False where steps run eagerly. No request may be open.
 
+        With ``EDGELLM_DISABLE_CUDA_GRAPH`` set it does nothing and is True.
+
         :raises MisuseError: a request is open.
         """
         self._check_idle()
+        if os.environ.get("EDGELLM_DISABLE_CUDA_GRAPH", "0") not in ("", "0"):
+            return True
         return self.executor.capture_decode_steps()
 
     def warm_up(self, max_batch_size: int = 0) -> None:
@@ -224,7 +207,8 @@ class LLMRankRuntime:
         None is a refusal. While another request is open nothing at all changes, the response included.
 
         :raises InputTooLongError: a prompt is longer than the engine takes.
-        :raises MisuseError: ``founder_request_id`` with more than one sequence, or the runtime is closed.
+        :raises MisuseError: ``founder_request_id`` with more than one sequence, hidden states of a layer that the
+            engine does not give, or the runtime is closed.
         """
         if self._closed:
             raise MisuseError("this runtime is closed; make another one.")
@@ -240,12 +224,14 @@ class LLMRankRuntime:
         try:
             if parallel_rank > 0 and token_broadcast is None:
                 raise RequestError("parallel_rank is above 0 without token_broadcast; give it one.")
+            self._hidden_states.forget()
             response.clear()
-            if output_thinker_embeddings:
-                raise RequestError("this engine has no hidden-state output; leave output_thinker_embeddings off.",
-                                   RefusalCode.UNSUPPORTED)  # fmt: skip
-            self._seat_founders(generation, request, founder_request_id, queued)
-            self._prefill_founders(generation)
+            layer = request.accept_hidden_layer if output_thinker_embeddings else None
+            if layer is not None:
+                self._check_hidden_layer(layer)
+            self._reuse.check(request, several_ranks=token_broadcast is not None)
+            seat_founders(generation.context, self.admission, request, founder_request_id, queued)
+            prefill_founders(generation.context, self.admission, self._hidden_states, layer)
         except InputTooLongError as error:
             self.last_refusal = error.refusal
             generation.close(error.refusal)
@@ -258,32 +244,6 @@ class LLMRankRuntime:
             generation.close(Refusal(RefusalCode.ENGINE_FAILED, f"the runtime failed: {error}"))
             raise
         return generation
-
-    def _seat_founders(
-        self, generation: SteppedGeneration, request: LLMGenerationRequest, founder_request_id: int, queued: float
-    ) -> None:
-        count = len(request.requests)
-        if founder_request_id and count != 1:
-            raise MisuseError(f"founder_request_id is given with {count} sequences; want one.")
-        seeds = [self.admission.make_checked_seed(request, index, index, queued) for index in range(max(1, count))]
-        sequences = [self.admission.new_sequence(seed, founder_request_id or seed.original_index + 1) for seed in seeds]
-        for row, sequence in enumerate(sequences):
-            self.admission.seat(sequence, row)
-        generation.context.sequences.extend(sequences)
-        for sequence in sequences:
-            sequence.attach()
-
-    def _prefill_founders(self, generation: SteppedGeneration) -> None:
-        context = generation.context
-        now = time.monotonic()
-        for sequence in context.sequences:
-            sequence.start(now, 0)
-        for row, sequence in enumerate(context.sequences):
-            while not sequence.finished and sequence.first is None:
-                if context.token_broadcast is None:  # several ranks decide together, in prime_from_prefill
-                    sequence.check_interrupts(time.monotonic())
-                if not sequence.finished:
-                    sequence.first = self.admission.prefill_chunk(context, sequence, row)
 
     def finish_generation(
         self, generation: SteppedGeneration, request: LLMGenerationRequest, response: LLMGenerationResponse
@@ -310,6 +270,10 @@ class LLMRankRuntime:
         return False
 
     def _on_close(self, generation: SteppedGeneration) -> None:
+        """Count the sequences that had begun to answer; a request that could not begin counts nothing."""
+        for sequence in generation.context.sequences:
+            if sequence.generate_length:
+                self.admission.record(sequence.result(generation.context.generation_round))
         self._open = None
 
     @property
@@ -324,6 +288,4 @@ class LLMRankRuntime:
         self._closed = True
         if self._open is not None:
             self._open.close(Refusal(RefusalCode.SHUTTING_DOWN, "the runtime was closed."))
-        self.executor.close()
-        if self._owns_backend:
-            self._backend.close()
+        self._engine.close()

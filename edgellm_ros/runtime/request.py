@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RefusalCode, RequestError
 from ..json_values import shown
+from .cache_policy import DERIVE_REPLAY_TAIL, CacheCommitPolicy, CacheLookupPolicy
+from .guide_grammar import Guide
 
 if TYPE_CHECKING:
     from .streaming import StreamChannel
@@ -40,6 +42,23 @@ class FinishReason(IntEnum):
         return self.name.lower()
 
 
+class AnswerPart(str, Enum):
+    """What a piece of a generated sequence is."""
+
+    ANSWER = "answer"
+    REASONING = "reasoning"  # what the model thinks before it answers
+    TOOL_CALL = "tool_call"
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A function that a model wants called; ``arguments`` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
 class SpecialTokenPolicy(str, Enum):
     """What control tokens written in user text mean."""
 
@@ -48,7 +67,7 @@ class SpecialTokenPolicy(str, Enum):
     ALLOW = "allow"  # they act as control tokens
 
 
-def _check(name: str, value: Any, low: float, high: float, *, integer: bool = False, above: bool = False) -> None:
+def check_number(name: str, value: Any, low: float, high: float, *, integer: bool = False, above: bool = False) -> None:
     """Refuse a number outside its range; ``above`` leaves the lower end out."""
     kinds = (int,) if integer else (int, float)
     ok = isinstance(value, kinds) and not isinstance(value, bool)  # comparing is exact, also beyond every float
@@ -56,6 +75,11 @@ def _check(name: str, value: Any, low: float, high: float, *, integer: bool = Fa
         start = f"above {low}" if above else f"from {low}"
         kind = "a whole number" if integer else "a number"
         raise RequestError(f"{name} is {shown(value)}; want {kind} {start} to {high}.")
+
+
+def _check_kind(name: str, value: Any, kind: type[Enum]) -> None:
+    if not isinstance(value, kind):
+        raise RequestError(f"{name} is {shown(value)}; want a {kind.__name__}: {', '.join(kind.__members__)}.")
 
 
 @dataclass(frozen=True)
@@ -71,13 +95,13 @@ class SamplingParameters:
     frequency_penalty: float = 0.0
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, 0, 100)
-        _check("top_p", self.top_p, 0, 1, above=True)
-        _check("top_k", self.top_k, 0, 1 << 31, integer=True)
-        _check("min_p", self.min_p, 0, 1)
-        _check("repetition_penalty", self.repetition_penalty, 0, 100, above=True)
-        _check("presence_penalty", self.presence_penalty, -2, 2)
-        _check("frequency_penalty", self.frequency_penalty, -2, 2)
+        check_number("temperature", self.temperature, 0, 100)
+        check_number("top_p", self.top_p, 0, 1, above=True)
+        check_number("top_k", self.top_k, 0, 1 << 31, integer=True)
+        check_number("min_p", self.min_p, 0, 1)
+        check_number("repetition_penalty", self.repetition_penalty, 0, 100, above=True)
+        check_number("presence_penalty", self.presence_penalty, -2, 2)
+        check_number("frequency_penalty", self.frequency_penalty, -2, 2)
 
     @property
     def greedy(self) -> bool:
@@ -87,12 +111,21 @@ class SamplingParameters:
 
 @dataclass(frozen=True)
 class Message:
-    """One turn of a conversation."""
+    """One turn of a conversation.
+
+    ``tool_calls`` and ``reasoning`` belong to turns of the assistant; ``tool_call_id`` and ``name`` to those of a tool,
+    whose ``content`` is its result.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+    reasoning: str | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "tool_calls", tuple(self.tool_calls))
         if not isinstance(self.role, str) or not self.role:
             raise RequestError(f"message role is {self.role!r}; want a non-empty string such as 'user'.")
         if not isinstance(self.content, str):
@@ -112,9 +145,12 @@ class Request:
     sampling: SamplingParameters | None = None
     max_generate_length: int | None = None
     sampling_seed: int | None = None
+    lora_weights_name: str | None = None
     stop_strings: tuple[str, ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     ignore_eos: bool = False
+    context_cache_lookup_policy: CacheLookupPolicy | None = None
+    guided_decoding: Guide | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "messages", tuple(self.messages))
@@ -130,20 +166,29 @@ class Request:
             if not isinstance(stop, str) or not stop:
                 raise RequestError(f"a stop string is {stop!r}; want non-empty text.")
         if self.max_generate_length is not None:
-            _check("max_generate_length", self.max_generate_length, 1, 1 << 31, integer=True)
+            check_number("max_generate_length", self.max_generate_length, 1, 1 << 31, integer=True)
         if self.sampling_seed is not None:
-            _check("sampling_seed", self.sampling_seed, 0, (1 << 64) - 1, integer=True)
+            check_number("sampling_seed", self.sampling_seed, 0, (1 << 64) - 1, integer=True)
+        if self.context_cache_lookup_policy is not None:
+            _check_kind("context_cache_lookup_policy", self.context_cache_lookup_policy, CacheLookupPolicy)
         if len(self.logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
             raise RequestError(f"logit_bias has {len(self.logit_bias)} entries; want at most {MAX_LOGIT_BIAS_ENTRIES}.")
         for token, bias in self.logit_bias.items():
-            _check(f"logit_bias[{token}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+            check_number(f"logit_bias[{token}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+        if self.guided_decoding is not None:
+            if not isinstance(self.guided_decoding, Guide):
+                raise RequestError(f"guided_decoding is {shown(self.guided_decoding)}; want a Guide.")
+            if self.ignore_eos:
+                raise RequestError(
+                    "ignore_eos and guided_decoding are both given; a guided answer ends: leave one out."
+                )
 
 
 @dataclass
 class LLMGenerationRequest:
     """A batch of sequences and what they share; per-item fields win over the batch's.
 
-    ``pre_tokenized_input_ids``, ``formatted_requests`` and ``control_token_counts`` are filled by
+    ``pre_tokenized_input_ids`` and the fields after it are filled by
     ``LLMInferenceRuntime`` (ids that are given bypass template and tokenizer). ``deadline`` is seconds from the start
     of generation; 0 means none.
     """
@@ -154,6 +199,8 @@ class LLMGenerationRequest:
     sampling_seed: int | None = None
     lora_weights_name: str = ""
     save_system_prompt_kv_cache: bool = False
+    tools: Sequence[Mapping[str, Any]] = ()  # functions that the model may call, as the chat template takes them
+    tool_format: str = ""  # how its calls are written: hermes, llama3, mistral; empty: as its template says
     apply_chat_template: bool = True
     add_generation_prompt: bool = True
     enable_thinking: bool = False
@@ -162,17 +209,28 @@ class LLMGenerationRequest:
     num_logprobs: int = 0
     deadline: float = 0.0
     stream_channels: Sequence[StreamChannel | None] = ()
+    accept_hidden_layer: int = 0  # whose states to keep where they are asked for; layers count from 1
+    context_cache_lookup_policy: CacheLookupPolicy = CacheLookupPolicy.USE_CACHE
+    context_cache_commit_policy: CacheCommitPolicy = CacheCommitPolicy.INCLUDING_GENERATED_TOKENS
+    context_cache_replay_tail_length: int = 0  # -1: found out from the chat template, for one sequence
     on_token_generated: Callable[[int, int, int, bool], None] | None = None  # token, original index, step, finished
     pre_tokenized_input_ids: list[list[int]] = field(default_factory=list)
     formatted_requests: list[str] = field(default_factory=list)
     control_token_counts: list[int] = field(default_factory=list)  # control tokens that each item's text held
+    system_prompts: list[str] = field(default_factory=list)  # each item's system turn, as the template writes it
 
     def __post_init__(self) -> None:
-        _check("max_generate_length", self.max_generate_length, 1, 1 << 31, integer=True)
-        _check("num_logprobs", self.num_logprobs, 0, MAX_LOGPROBS, integer=True)
-        _check("deadline", self.deadline, 0, 86400)
+        check_number("max_generate_length", self.max_generate_length, 1, 1 << 31, integer=True)
+        check_number("num_logprobs", self.num_logprobs, 0, MAX_LOGPROBS, integer=True)
+        check_number("deadline", self.deadline, 0, 86400)
+        check_number(
+            "context_cache_replay_tail_length", self.context_cache_replay_tail_length, DERIVE_REPLAY_TAIL, 1 << 31,
+            integer=True,
+        )  # fmt: skip
+        _check_kind("context_cache_lookup_policy", self.context_cache_lookup_policy, CacheLookupPolicy)
+        _check_kind("context_cache_commit_policy", self.context_cache_commit_policy, CacheCommitPolicy)
         if self.sampling_seed is not None:
-            _check("sampling_seed", self.sampling_seed, 0, (1 << 64) - 1, integer=True)
+            check_number("sampling_seed", self.sampling_seed, 0, (1 << 64) - 1, integer=True)
 
 
 @dataclass(frozen=True)
@@ -199,17 +257,17 @@ class LLMGenerationResponse:
     """Results by original index. ``output_ids`` are not trimmed by stop strings; ``output_texts`` are."""
 
     output_ids: list[list[int]] = field(default_factory=list)
-    output_texts: list[str] = field(default_factory=list)
+    output_texts: list[str] = field(default_factory=list)  # the answers, without reasoning and tool calls
+    reasoning_texts: list[str] = field(default_factory=list)
+    tool_calls: list[list[ToolCall]] = field(default_factory=list)
     logprobs: list[list[list[TokenLogprob]]] = field(default_factory=list)
     finish_reasons: list[FinishReason] = field(default_factory=list)
     input_token_counts: list[int] = field(default_factory=list)
+    reused_token_counts: list[int] = field(default_factory=list)  # of them, those that were known and not computed
     times: list[SequenceTimes] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)  # why, where a sequence ended in ERROR or DEADLINE
 
     def clear(self) -> None:
         """Forget the results of an earlier request."""
-        for values in (
-            self.output_ids, self.output_texts, self.logprobs, self.finish_reasons, self.input_token_counts,
-            self.times, self.messages,
-        ):  # fmt: skip
+        for values in vars(self).values():
             values.clear()

@@ -6,7 +6,6 @@ import dataclasses
 import threading
 import time
 from collections import deque
-from enum import Enum
 
 from ..errors import EdgeLLMError, Refusal, RefusalCode, RequestError, SubmitError
 from .batch_driver import BatchDriver
@@ -14,6 +13,7 @@ from .handle import RequestHandle, unstarted_response
 from .inference_runtime import LLMInferenceRuntime
 from .metrics import RequestEngineMetrics
 from .request import FinishReason, LLMGenerationRequest, LLMGenerationResponse
+from .scheduler_config import RequestEngineConfig, ShutdownMode
 from .seeds import resolve_seed
 from .streaming import StreamChannel
 from .watchdog import StepWatchdog, timeout_message
@@ -21,43 +21,6 @@ from .watchdog import StepWatchdog, timeout_message
 __all__ = ["RequestEngine", "RequestEngineConfig", "RequestHandle", "ShutdownMode"]
 
 _TERMINAL_CHUNK_ONLY = 1 << 31
-
-
-@dataclasses.dataclass(frozen=True)
-class RequestEngineConfig:
-    """Limits of a scheduler.
-
-    ``command_queue_capacity``: requests that may arrive during one step; ``max_pending_requests``: that may wait;
-    ``max_batch_size``: that may run together; ``idle_wait``: seconds between looks at an empty queue;
-    ``step_timeout``: seconds that one engine call may take, 0 for no limit.
-    """
-
-    command_queue_capacity: int = 64
-    max_pending_requests: int = 256
-    max_batch_size: int = 1
-    idle_wait: float = 0.05
-    step_timeout: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name, low, high, kinds in (
-            ("command_queue_capacity", 1, 1 << 20, (int,)),
-            ("max_pending_requests", 1, 1 << 20, (int,)),
-            ("max_batch_size", 1, 64, (int,)),
-            ("idle_wait", 0.001, 60, (int, float)),
-            ("step_timeout", 0, 86400, (int, float)),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, kinds) or isinstance(value, bool) or not low <= value <= high:
-                raise EdgeLLMError(
-                    f"{name} is {value!r}; want a number from {low} to {high}.", RefusalCode.BAD_PARAMETER
-                )
-
-
-class ShutdownMode(Enum):
-    """What becomes of requests that have not ended."""
-
-    DRAIN = "drain"  # they run to their end
-    CANCEL = "cancel"
 
 
 class RequestEngine:
@@ -244,17 +207,20 @@ class RequestEngine:
         handle = self._take(founder=False) if self._driver.has_room else None
         if handle is not None and self._driver.admit(handle):
             self._metrics.admitted_mid_flight += 1
-            return
-        self._metrics.stalls_no_capacity += 1
-        if handle is not None:
-            with self._condition:
-                del self._driver.residents[handle.request_id]
-                self._queue.appendleft(handle)
+        elif handle is not None or not self._driver.has_room:
+            self._metrics.stalls_no_capacity += 1
+            if handle is not None:
+                with self._condition:
+                    del self._driver.residents[handle.request_id]
+                    self._queue.appendleft(handle)
 
     def _take(self, *, founder: bool) -> RequestHandle | None:
-        """Move the first of the queue into the batch, so that it is always in one of them."""
+        """Move the first of the queue into the batch, if it may be there, so that it is always in one of them."""
         with self._condition:
             if not self._queue:
+                return None
+            if not founder and not self._config.compatibility.allows(self._driver.founder, self._queue[0].prepared):
+                self._metrics.stalls_incompatible += 1
                 return None
             handle = self._queue.popleft()
             self._driver.residents[0 if founder else handle.request_id] = handle

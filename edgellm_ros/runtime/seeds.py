@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from ..engine_format import BuilderLimits
 from ..errors import InputTooLongError, RefusalCode, RequestError
+from ..json_values import shown
 from .boundary import SlotSeed
+from .cache_policy import CachePolicy, CacheScope
 from .request import DEFAULT_SEED, MAX_BATCH, LLMGenerationRequest, Request
 
 
@@ -31,16 +33,11 @@ def check_request(request: LLMGenerationRequest, limits: BuilderLimits, vocab_si
         for token in item.logit_bias:
             if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
                 raise RequestError(f"logit_bias names the id {token!r}; want one of 0..{vocab_size - 1}.")
-    if request.lora_weights_name:
-        raise RequestError(
-            f"adapter {request.lora_weights_name!r} is not loaded; leave lora_weights_name empty.",
-            RefusalCode.UNKNOWN_ADAPTER,
-        )
-    if request.save_system_prompt_kv_cache:
-        raise RequestError(
-            "save_system_prompt_kv_cache is set; this engine keeps no system prompts: leave it off.",
-            RefusalCode.UNSUPPORTED,
-        )
+        if adapter_name(request, item):
+            raise RequestError(
+                f"adapter {shown(adapter_name(request, item))} is not loaded; leave lora_weights_name empty.",
+                RefusalCode.UNKNOWN_ADAPTER,
+            )
     check_channels(request)
 
 
@@ -105,17 +102,32 @@ def make_seed(request: LLMGenerationRequest, index: int, original_index: int, qu
         sampling=item.sampling or request.sampling,
         sampling_seed=resolve_seed(request, item),
         max_generate_length=item.max_generate_length or request.max_generate_length,
+        lora_weights_name=adapter_name(request, item),
         stop_strings=item.stop_strings,
         logit_bias=dict(item.logit_bias),
         ignore_eos=item.ignore_eos,
+        guided_decoding=item.guided_decoding,
         skip_special_tokens=request.skip_special_tokens,
         enable_thinking=request.enable_thinking,
+        tool_format=request.tool_format,
         num_logprobs=request.num_logprobs,
         deadline=request.deadline,
         stream_channel=request.stream_channels[index] if request.stream_channels else None,
         on_token_generated=request.on_token_generated,
+        system_prompt=request.system_prompts[index] if index < len(request.system_prompts) else "",
+        cache=CachePolicy(
+            lookup=item.context_cache_lookup_policy or request.context_cache_lookup_policy,
+            commit=request.context_cache_commit_policy,
+            replay_tail_length=max(0, request.context_cache_replay_tail_length),
+            scope=CacheScope(adapter=adapter_name(request, item)),
+        ),
         queued=queued,
     )
+
+
+def adapter_name(request: LLMGenerationRequest, item: Request) -> str:
+    """The item's adapter, else the batch's; empty where it names none."""
+    return request.lora_weights_name if item.lora_weights_name is None else item.lora_weights_name
 
 
 def resolve_seed(request: LLMGenerationRequest, item: Request) -> int:

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 from ..backends.base import SamplingRow
 from ..errors import Refusal, RefusalCode
+from .answer_text import AnswerRules
 from .boundary import BatchResult, SlotSeed
+from .delivery import Delivery
+from .guided import SequenceGuide
+from .reasoning import ReasoningRules, ReasoningState
 from .request import FinishReason, SequenceTimes, TokenLogprob
-from .streaming import StreamChannel, TextStream
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -19,13 +22,12 @@ _NOT_FINISHED = FinishReason.NOT_FINISHED
 
 
 class EndRules:
-    """Which ids end a sequence: the primary one always, the others not while it thinks."""
+    """Which ids end a sequence: the primary one always, the others not while it reasons."""
 
     def __init__(self, eos_token_ids: Items[int], tokenizer: Tokenizer) -> None:
         self.primary = eos_token_ids[0] if eos_token_ids else None
         self.all = frozenset(eos_token_ids)
-        self.thinking_start = tokenizer.token_id("<think>")
-        self.thinking_end = tokenizer.token_id("</think>")
+        self.reasoning = ReasoningRules(tokenizer, eos_token_ids)
 
 
 class Sequence:
@@ -43,25 +45,23 @@ class Sequence:
         self.prompt_length = len(seed.prompt_ids)
         self.generate_length = 0
         self.committed_length = 0
+        self.reused_length = 0  # of the prompt: copied into the row, not computed
+        self.prompt_begun = False
+        self.prompt_kept = False  # offered for reuse
         self.budget = budget
         self.birth_round = 0
         self.finish_reason = _NOT_FINISHED
         self.refusal: Refusal | None = None  # why, where it ended in ERROR or DEADLINE
         self.first: Accepted | None = None  # what prefill sampled, until it is delivered
         self.logprobs: list[tuple[TokenLogprob, ...]] = []
-        self.channel: StreamChannel | None = None
-        self._tokenizer = tokenizer
         self._rules = rules
-        self._thinking = seed.enable_thinking
+        self.guide: SequenceGuide | None = None
+        self._reasoning = rules.reasoning.at_start(seed.prompt_ids)
+        guided = seed.guided_decoding is not None
+        self._answer_rules = AnswerRules(rules.reasoning, self._reasoning, seed.tool_format, guided)
+        self.delivery = Delivery(seed, tokenizer, self._answer_rules)
         self._started = self._first_token = self._last_token = 0.0
         self.deadline = float("inf")
-        self._text: TextStream | None = self._new_text() if seed.stop_strings else None
-        self._text_parts: list[str] = []
-        # A channel with another rule for special tokens reads the same bytes through a text pass of its own.
-        self._channel_text: TextStream | None = None
-        self._unsent_text = ""
-        self._sent_count = 0
-        self._terminal_sent = False
 
     # -- start -------------------------------------------------------------------------------------------------
 
@@ -70,15 +70,7 @@ class Sequence:
 
         :raises RequestError: the channel is in use or finished.
         """
-        channel = self.seed.stream_channel
-        if channel is None:
-            return
-        channel.attach()
-        self.channel = channel
-        if self._text is None:
-            self._text = self._new_text()
-        if channel.skip_special_tokens != self.seed.skip_special_tokens:
-            self._channel_text = self._new_text()
+        self.delivery.attach()
 
     def start(self, now: float, generation_round: int) -> None:
         """Prefill begins; the deadline counts from here."""
@@ -119,7 +111,8 @@ class Sequence:
         """End it where its channel was cancelled or its time is over."""
         if self.finish_reason is not _NOT_FINISHED:
             return
-        if self.channel is not None and self.channel.cancelled:
+        channel = self.delivery.channel
+        if channel is not None and channel.cancelled:
             self.finish_reason = FinishReason.CANCELLED
         elif now >= self.deadline:
             self.finish_reason = FinishReason.DEADLINE
@@ -144,6 +137,9 @@ class Sequence:
 
     def accept(self, token_id: int, logprobs: tuple[TokenLogprob, ...], now: float) -> None:
         """Append a sampled token and decide whether the sequence ends with it."""
+        if self.guide is not None and not self.guide.accept(token_id):
+            self.fail(Refusal(RefusalCode.BAD_GUIDE, f"token {token_id} is not one that the guide allows."))
+            return
         self.token_ids.append(token_id)
         self.generate_length += 1
         if self.seed.num_logprobs:
@@ -151,66 +147,23 @@ class Sequence:
         self._last_token = now
         if self.generate_length == 1:
             self._first_token = now
-        if self._thinking:
-            rules = self._rules
-            skipped = self.generate_length == 1 and token_id != rules.thinking_start
-            self._thinking = not (skipped or token_id == rules.thinking_end)
-        ends = token_id in self._rules.all and (token_id == self._rules.primary or not self._thinking)
-        if ends and not self.seed.ignore_eos:
+        rules = self._rules
+        self._reasoning = rules.reasoning.follow(self._reasoning, token_id)
+        reasons = self._reasoning is ReasoningState.REASONING
+        ends = token_id in rules.all and (token_id == rules.primary or not reasons)
+        if (ends and not self.seed.ignore_eos) or (self.guide is not None and self.guide.complete):
             self.finish_reason = FinishReason.END_ID
         elif self.generate_length >= self.budget:
             self.finish_reason = FinishReason.LENGTH
-        if self._text is not None:
-            self._read_text(self._text, token_id)
-
-    def _read_text(self, stream: TextStream, token_id: int) -> None:
-        tokenizer = self._tokenizer
-        text = stream.feed(tokenizer.token_bytes(token_id, self.seed.skip_special_tokens))
-        if text:
-            self._text_parts.append(text)
-        if stream.stopped:
+        if self.delivery.take(token_id, logprobs):
             self.finish_reason = FinishReason.STOP_WORDS
-        if self.channel is not None:
-            if self._channel_text is not None:
-                text = self._channel_text.feed(tokenizer.token_bytes(token_id, self.channel.skip_special_tokens))
-            self._unsent_text += text
-
-    # -- to the consumer ---------------------------------------------------------------------------------------
 
     def emit(self) -> None:
         """Push a chunk where one is due, the terminal one where the sequence has ended."""
-        if self.finish_reason is not _NOT_FINISHED:
-            self._emit_terminal()
-            return
-        channel = self.channel
-        if channel is not None and self._unsent_text and self.generate_length - self._sent_count >= channel.interval:
-            self._push(channel, _NOT_FINISHED)
-
-    def _emit_terminal(self) -> None:
-        if self._terminal_sent:
-            return
-        self._terminal_sent = True
-        rest = ""
-        if self._text is not None:
-            rest = self._text.finish()
-            self._text_parts.append(rest)
-        if self.channel is None:
-            return
-        self._unsent_text += rest if self._channel_text is None else self._channel_text.finish()
-        self.finish_reason = self._push(self.channel, self.finish_reason)
-
-    def _push(self, channel: StreamChannel, reason: FinishReason) -> FinishReason:
-        start = self.prompt_length + self._sent_count
-        reason = channel.push(
-            self.token_ids[start:],
-            self._unsent_text,
-            self.prompt_length,
-            self.logprobs[self._sent_count :],
-            reason,
-        )
-        self._sent_count = self.generate_length
-        self._unsent_text = ""
-        return reason
+        if self.finish_reason is _NOT_FINISHED:
+            self.delivery.emit()
+        else:
+            self.finish_reason = self.delivery.finish(self.finish_reason)
 
     # -- result ------------------------------------------------------------------------------------------------
 
@@ -220,6 +173,7 @@ class Sequence:
 
     def result(self, generation_round: int) -> BatchResult:
         """What is filed when it leaves its row."""
+        text, reasoning, calls = self.delivery.read()
         return BatchResult(
             original_index=self.original_index,
             request_id=self.request_id,
@@ -227,15 +181,16 @@ class Sequence:
             generate_length=self.generate_length,
             iterations=max(0, generation_round - self.birth_round),
             raw_input_ids=self.seed.prompt_ids,
-            effective_prefill_length=min(self.committed_length, self.prompt_length),
+            effective_prefill_length=min(self.committed_length, self.prompt_length) - self.reused_length,
+            reused_length=self.reused_length,
             finish_reason=self.finish_reason,
             refusal=self.refusal,
-            text="".join(self._text_parts) if self._text is not None else None,
+            text=text,
+            reasoning=reasoning,
+            tool_calls=calls,
+            answer_rules=self._answer_rules,
             logprobs=tuple(self.logprobs),
             skip_special_tokens=self.seed.skip_special_tokens,
             times=self.times(),
             system_prompt=self.seed.system_prompt,
         )
-
-    def _new_text(self) -> TextStream:
-        return TextStream(self.seed.stop_strings, self._tokenizer.strips_leading_space)

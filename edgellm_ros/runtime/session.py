@@ -6,14 +6,14 @@ import time
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
-from ..errors import BackendError, MisuseError, Refusal, RefusalCode, RequestError
+from ..errors import BackendError, MisuseError, Refusal, RefusalCode, RequestError, StepTimeoutError
 from .boundary import AdmitDecision, BatchResult, SlotSeed
 from .decoding.strategy import Accepted
 from .generation import GenerationContext, RankLostError, SteppedGeneration
 from .request import FinishReason, LLMGenerationRequest, LLMGenerationResponse
+from .results import append_result
+from .rows import evict_finished
 from .sequence import Sequence
-from .streaming import TextStream
-from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .rank_runtime import LLMRankRuntime
@@ -61,6 +61,7 @@ class GenerationSession:
                 self._accept(sequence, first, now)
             sequence.emit()
         self._evict()
+        self._admission.reuse.keep_prompts(context)
         return True
 
     def finished(self) -> bool:
@@ -68,7 +69,7 @@ class GenerationSession:
         return all(sequence.finished for sequence in self._context.sequences)
 
     def advance(self) -> bool:
-        """One decode step of the live rows, and one chunk of the prompt of a row that arrived.
+        """One decode step of the live rows, and one chunk of the prompt of a row that arrived, in one call or two.
 
         False when another rank is gone: drop the request.
         """
@@ -85,14 +86,62 @@ class GenerationSession:
             return False
         # A row that ended between steps leaves now: its consumer hears of it before the step, and the step is cheaper.
         self._evict()
+        self._begin_prompt()
         decoding = context.sequences[: context.decoding_count]
+        if decoding and context.prefilling and self._mixed_step(decoding, context.prefilling[0]):
+            context.generation_round += 1
+            self._evict()
+            self._admission.reuse.keep_prompts(context)
+            return True
         if decoding:
             self._decode(decoding)
             context.generation_round += 1
             self._evict()
         if context.prefilling:
-            self._prefill_chunk(context.prefilling[0])
+            self._prefill_chunk(context.prefilling[0], joining=bool(decoding))
             self._evict()
+        self._admission.reuse.keep_prompts(context)
+        return True
+
+    def _begin_prompt(self) -> None:
+        """Have what is known of the next prompt copied into its row."""
+        context = self._context
+        while context.prefilling:
+            sequence = context.prefilling[0]
+            if self._admission.reuse.begin(sequence, context.sequences.index(sequence)):
+                return
+            sequence.emit()
+            self._evict()
+
+    def _mixed_step(self, decoding: list[Sequence], joiner: Sequence) -> bool:
+        """Both at once where that pays. False: it does not, or the engine failed, and then each is tried by itself.
+
+        A prompt that the engine cannot run thus ends no other row.
+        """
+        strategy, metrics = self._generation.strategy, self._admission
+        if not strategy.mixes(decoding, joiner):
+            return False
+        start, cached = time.monotonic(), joiner.committed_length
+        try:
+            gained, first = strategy.mixed_step(decoding, joiner)
+        except StepTimeoutError as error:
+            for sequence in (*decoding, joiner):
+                sequence.fail(error.refusal)
+                sequence.emit()
+            return True
+        except BackendError:
+            return False
+        agreed = self._context.agree(gained if first is None else [*gained, first])
+        now = time.monotonic()
+        share = (joiner.committed_length - cached) / (joiner.committed_length - cached + len(decoding))
+        metrics.count_time("llm_prefill", share * (now - start))
+        metrics.generation_metrics.steps += 1
+        metrics.count_time("llm_generation", (1 - share) * (now - start))
+        if first is not None:
+            self._context.prefilling.remove(joiner)
+        for sequence, accepted in zip((*decoding, joiner), agreed, strict=False):
+            self._accept(sequence, accepted, now)
+            sequence.emit()
         return True
 
     def _decode(self, decoding: list[Sequence]) -> None:
@@ -109,14 +158,14 @@ class GenerationSession:
             return
         now = time.monotonic()
         metrics.steps += 1
-        metrics.seconds += now - start
+        self._admission.count_time("llm_generation", now - start)
         for sequence, gained in zip(decoding, accepted, strict=True):
             self._accept(sequence, gained, now)
             sequence.emit()
 
-    def _prefill_chunk(self, sequence: Sequence) -> None:
+    def _prefill_chunk(self, sequence: Sequence, *, joining: bool) -> None:
         row = self._context.sequences.index(sequence)
-        accepted = self._admission.prefill_chunk(self._context, sequence, row)
+        accepted = self._admission.prefill_chunk(self._context, sequence, row, joining=joining)
         if sequence.finished:
             sequence.emit()
             return
@@ -126,6 +175,8 @@ class GenerationSession:
             sequence.emit()
 
     def _accept(self, sequence: Sequence, gained: Accepted, now: float) -> None:
+        if sequence.finish_reason is not FinishReason.NOT_FINISHED:  # its guide could not go on
+            return
         if gained.not_finite:
             sequence.fail(_NOT_FINITE)
             return
@@ -157,35 +208,7 @@ class GenerationSession:
         return True
 
     def _evict(self) -> None:
-        """File the rows that have ended and close the holes: the last decoding row, then the waiting rows in order."""
-        context = self._context
-        for row in range(len(context.sequences) - 1, -1, -1):
-            sequence = context.sequences[row]
-            if not sequence.finished:
-                continue
-            decoding = context.decoding_count
-            self._file(sequence)
-            hole = row
-            if sequence in context.prefilling:
-                context.prefilling.remove(sequence)
-            elif row < decoding:
-                hole = decoding - 1
-                self._move(hole, row)
-            for source in range(hole + 1, len(context.sequences)):
-                self._move(source, source - 1)
-            context.sequences.pop()
-
-    def _move(self, source: int, destination: int) -> None:
-        if source == destination:
-            return
-        sequence = self._context.sequences[source]
-        self._admission.executor.move_row(source, destination, sequence.committed_length)
-        self._context.sequences[destination] = sequence
-
-    def _file(self, sequence: Sequence) -> None:
-        result = sequence.result(self._context.generation_round)
-        self._admission.record(result)
-        self._context.completed[result.original_index] = result
+        evict_finished(self._context, self._admission)
 
     # -- the boundary ------------------------------------------------------------------------------------------
 
@@ -247,23 +270,3 @@ class GenerationSession:
         response = LLMGenerationResponse()
         append_result(response, result, self._admission.tokenizer, stop_strings)
         return response
-
-
-def append_result(
-    response: LLMGenerationResponse, result: BatchResult, tokenizer: Tokenizer, stop_strings: Items[str] = ()
-) -> None:
-    """Add one sequence to a response; its text is read now where it was not while it ran."""
-    text, reason = result.text, result.finish_reason
-    if text is None:
-        stream = TextStream(stop_strings, tokenizer.strips_leading_space)
-        parts = [stream.feed(tokenizer.token_bytes(token, result.skip_special_tokens)) for token in result.output_ids]
-        text = "".join([*parts, stream.finish()])
-        if stream.stopped and reason in (FinishReason.END_ID, FinishReason.LENGTH):
-            reason = FinishReason.STOP_WORDS
-    response.output_ids.append(result.output_ids)
-    response.output_texts.append(text)
-    response.logprobs.append([list(candidates) for candidates in result.logprobs])
-    response.finish_reasons.append(reason)
-    response.input_token_counts.append(len(result.raw_input_ids))
-    response.times.append(result.times)
-    response.messages.append(result.refusal.message if result.refusal else "")

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import RefusalCode, RequestError
-from .request import FinishReason, TokenLogprob
+from .request import AnswerPart, FinishReason, TokenLogprob, ToolCall
 
 REPLACEMENT = "\ufffd"
 
@@ -26,7 +26,8 @@ class StreamChunk:
 
     ``text`` is valid UTF-8 without NUL. ``token_ids`` are the ids behind it (special tokens included), ``logprobs``
     has one entry per id when they were asked for. ``index`` counts the chunks of the channel from 0.
-    ``prompt_token_count`` is the length of the whole prompt. Exactly one chunk has ``finished``, and it is the last.
+    ``prompt_token_count`` is the length of the whole prompt. ``part`` says what the text is: no chunk holds text of two
+    parts; ``tool_calls`` are whole. Exactly one chunk has ``finished``, and it is the last.
     """
 
     token_ids: tuple[int, ...]
@@ -36,6 +37,8 @@ class StreamChunk:
     finish_reason: FinishReason = FinishReason.NOT_FINISHED
     prompt_token_count: int = 0
     logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    part: AnswerPart = AnswerPart.ANSWER
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 class StreamChannel:
@@ -121,6 +124,8 @@ class StreamChannel:
         prompt_token_count: int = 0,
         logprobs: Sequence[Sequence[TokenLogprob]] = (),
         reason: FinishReason = FinishReason.NOT_FINISHED,
+        part: AnswerPart = AnswerPart.ANSWER,
+        tool_calls: Sequence[ToolCall] = (),
     ) -> FinishReason:
         """Queue a chunk; one with a ``reason`` is the terminal one. After the terminal chunk nothing is queued.
 
@@ -139,6 +144,8 @@ class StreamChannel:
                 reason,
                 prompt_token_count,
                 tuple(tuple(candidates) for candidates in logprobs),
+                part,
+                tuple(tool_calls),
             )
             self._queue.append(chunk)
             self._next_index += 1
@@ -228,15 +235,15 @@ class TextStream:
             self._ended = True
             self._held = ""
             return buffer[: min(found)]
-        keep = max(_overlap(buffer, stop) for stop in self._stops)
+        keep = max(overlap(buffer, stop) for stop in self._stops)
         cut = len(buffer) - keep
         self._held = buffer[cut:]
         return buffer[:cut]
 
 
-def _overlap(buffer: str, stop: str) -> int:
-    """Length of the longest end of ``buffer`` that starts ``stop`` without completing it."""
-    for length in range(min(len(buffer), len(stop) - 1), 0, -1):
-        if buffer.endswith(stop[:length]):
+def overlap(text: str, pattern: str) -> int:
+    """Length of the longest end of ``text`` that starts ``pattern`` without completing it."""
+    for length in range(min(len(text), len(pattern) - 1), 0, -1):
+        if text.endswith(pattern[:length]):
             return length
     return 0

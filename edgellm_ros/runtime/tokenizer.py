@@ -22,6 +22,7 @@ from ..engine_format import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from ..errors import EngineDirectoryError, RefusalCode, RequestError
 from ..json_values import read_json, read_text
 from .chat_template import ChatTemplate, load_chat_template
+from .conversation import template_messages, template_tools
 from .pieces import PieceDecoder
 from .request import Message, SpecialTokenPolicy
 from .tokenizer_format import control_tokens, without_control_tokens
@@ -131,13 +132,17 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         enable_thinking: bool = False,
         special_tokens: SpecialTokenPolicy = SpecialTokenPolicy.LITERAL,
+        tools: Sequence[Mapping[str, Any]] = (),
+        committed_turn: Mapping[str, str] | None = None,
     ) -> EncodedPrompt:
         """Render and encode. Without a template the contents are joined as they are and encoded as a fresh text.
+
+        ``committed_turn`` is one more turn, given to the template as it is.
 
         :raises RequestError: blank last message, control tokens where they are to be rejected, no chat template
             though one is wanted, or a template that refuses the conversation.
         """
-        if not messages or _blank(messages[-1].content):
+        if not messages or (_blank(messages[-1].content) and messages[-1].role != "tool"):
             raise RequestError(
                 "the prompt is empty or blank; want at least one visible character.", RefusalCode.EMPTY_PROMPT
             )
@@ -148,22 +153,19 @@ class Tokenizer:
                 RefusalCode.UNSUPPORTED,
             )
         nonce = _Nonce()
-        contents = [_valid(message.content) for message in messages]
-        if special_tokens is not SpecialTokenPolicy.ALLOW:
-            contents = [
-                self._mark(content, nonce, self._markers if message.role == "assistant" else frozenset())
-                for message, content in zip(messages, contents, strict=True)
-            ]
+
+        def mark(text: str, own: bool) -> str:
+            text = _valid(text)
+            if special_tokens is SpecialTokenPolicy.ALLOW:
+                return text
+            return self._mark(text, nonce, self._markers if own else frozenset())
+
         if template is None:
-            rendered = "".join(contents)
-            if special_tokens is not SpecialTokenPolicy.ALLOW:
-                rendered = self._mark(rendered, nonce)  # two contents may form a control token between them
+            rendered = mark("".join(mark(message.content, message.role == "assistant") for message in messages), False)
         else:
             rendered = template.render(
-                [
-                    {"role": self._role(message.role, nonce, special_tokens), "content": content}
-                    for message, content in zip(messages, contents, strict=True)
-                ],
+                [*template_messages(messages, mark), *([committed_turn] if committed_turn else [])],
+                tools=template_tools(tools, mark),
                 add_generation_prompt=add_generation_prompt,
                 enable_thinking=enable_thinking,
             )
@@ -179,9 +181,6 @@ class Tokenizer:
         if not ids:
             raise RequestError("nothing is left of the prompt after tokenising.", RefusalCode.EMPTY_PROMPT)
         return EncodedPrompt(nonce.restore(rendered), ids, count)
-
-    def _role(self, role: str, nonce: _Nonce, policy: SpecialTokenPolicy) -> str:
-        return _valid(role) if policy is SpecialTokenPolicy.ALLOW else self._mark(_valid(role), nonce)
 
     def _encode_plain(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._full.encode(text, add_special_tokens=add_special_tokens).ids

@@ -141,7 +141,7 @@ def adjust_logits(grid: Grid, logits: int, tables: bytes, rows: bytes, scratch: 
             values[~sampling_math.mask_bits(row.mask, row.vocabulary)] = -np.inf
 
 
-def weigh(grid: Grid, logits: int, tables: bytes, rows: bytes, scratch: bytes, chunk: int) -> None:
+def weigh(grid: Grid, logits: int, tables: bytes, rows: bytes, scratch: bytes, blocks: int) -> None:
     """What it prepares, the twin of ``pick`` works out for itself."""
 
 
@@ -150,10 +150,10 @@ def pick(
     ranked_ids: int, ranked_logs: int, limit: int,
 ) -> None:  # fmt: skip
     _, broken, _, _ = struct.unpack("=4Q", scratch)
-    for index in range(grid[0]):
+    for index in range(grid[1]):
         row = _Row(tables, rows, index)
         values = view(logits + index * row.vocabulary * 4, np.float32, row.vocabulary)
-        answer = view(token_ids, np.int32, grid[0])
+        answer = view(token_ids, np.int32, grid[1])
         ids = view(ranked_ids + index * (limit + 1) * 4, np.int32, limit + 1)
         logs = view(ranked_logs + index * (limit + 1) * 4, np.float32, limit + 1)
         best = int(values.argmax())

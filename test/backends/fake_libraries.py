@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 from fake_cuda import FakeDriver
 
@@ -215,14 +216,26 @@ def fake_tensorrt(driver: FakeDriver, version: str = "10.3.0") -> Any:
             self.cache = cache
             return bool(not cache.content or cache.content == b"timings")
 
+    class Layer:
+        def __init__(self, operator: str) -> None:
+            self.type = "attention output" if operator == "Attention" else "another"
+
+    class AttentionOutputLayer(Layer):
+        @property
+        def attention(self) -> Any:
+            return self.__dict__.setdefault("_attention", SimpleNamespace(decomposable=False))
+
     class Network:
         def __init__(self, flags: int) -> None:
             self.flags, self.path = flags, ""
             self._inputs: list[Any] = []
+            self.layers: list[Any] = []
 
         def read(self, path: str) -> None:
             self.path = path
-            self._inputs = _session(path).get_inputs()
+            graph = onnx.load(path, load_external_data=False).graph
+            self._inputs = list(graph.input)
+            self.layers = [Layer(node.op_type) for node in graph.node]
 
         @property
         def num_inputs(self) -> int:
@@ -230,9 +243,17 @@ def fake_tensorrt(driver: FakeDriver, version: str = "10.3.0") -> Any:
 
         def get_input(self, index: int) -> Any:
             node = self._inputs[index]
+            sizes = node.type.tensor_type.shape.dim
             return SimpleNamespace(
-                name=node.name, shape=tuple(size if isinstance(size, int) else -1 for size in node.shape)
+                name=node.name, shape=tuple(-1 if size.HasField("dim_param") else size.dim_value for size in sizes)
             )
+
+        @property
+        def num_layers(self) -> int:
+            return len(self.layers)
+
+        def get_layer(self, index: int) -> Layer:
+            return self.layers[index]
 
     class Parser:
         num_errors = 1
@@ -277,6 +298,8 @@ def fake_tensorrt(driver: FakeDriver, version: str = "10.3.0") -> Any:
         NetworkDefinitionCreationFlag=SimpleNamespace(**flags),
         MemoryPoolType=SimpleNamespace(WORKSPACE="workspace"), BuilderFlag=Flags,
         ExecutionContextAllocationStrategy=SimpleNamespace(USER_MANAGED="ours"),
+        LayerType=SimpleNamespace(**({"ATTENTION_OUTPUT": "attention output"} if modern else {})),
+        IAttentionOutputLayer=AttentionOutputLayer,
         built=[],
     )  # fmt: skip
     if modern:

@@ -71,7 +71,7 @@ def test_tokens_are_those_of_the_cpu_and_steps_are_recorded_whole(
 ) -> None:
     executor = executor_of(engines["legacy"], cuda)
     assert generate(executor, parameters) == generate(reference, parameters)
-    step = executor._call(1, 1, 0, 10).step
+    step = executor.calls.get(1, 1, 0, 10).step
     assert step.recorded  # type: ignore[attr-defined]
     assert generate(executor, parameters) == generate(reference, parameters)
 
@@ -80,7 +80,7 @@ def test_half_precision_runs_one_row_at_a_time_and_stays_near(
     engines: dict[str, Path], cuda: CUDABackend, reference: ModelExecutor
 ) -> None:
     executor = executor_of(engines["half"], cuda)
-    assert not executor._engine.capabilities.ragged_chunks
+    assert not executor.engine.capabilities.ragged_chunks
     assert generate(executor, SamplingRow(), 6) == generate(reference, SamplingRow(), 6)
 
 
@@ -112,9 +112,9 @@ def test_rows_of_different_length_decode_together(
 
 def test_every_batch_and_bucket_can_be_recorded_ahead(engines: dict[str, Path], cuda: CUDABackend) -> None:
     executor = executor_of(engines["legacy"], cuda)
-    assert [executor._engine.length_bucket(length) for length in (1, 128, 129, 257, 300)] == [128, 128, 256, 300, 300]
+    assert [executor.engine.length_bucket(length) for length in (1, 128, 129, 257, 300)] == [128, 128, 256, 300, 300]
     assert executor.capture_decode_steps()
-    steps = {key: call.step for key, call in executor._calls.items() if key[1] == 1}
+    steps = {key: call.step for key, call in executor.calls.made.items() if key[1] == 1}
     assert {(key[0], key[3]) for key in steps} == {(batch, size) for batch in (1, 2, 3) for size in (128, 256, 300)}
     assert all(step.recorded for step in steps.values())  # type: ignore[attr-defined]
 
@@ -142,10 +142,10 @@ def test_an_engine_that_cannot_stand_in_our_graph_records_itself(
 ) -> None:
     backend = pretend_backend(records=False)
     executor = executor_of(engines["legacy"], backend)
-    assert executor._engine.own_graph and not executor._engine.capabilities.capture  # type: ignore[attr-defined]
+    assert executor.engine.own_graph and not executor.engine.capabilities.capture  # type: ignore[attr-defined]
     assert generate(executor, SAMPLED) == generate(reference, SAMPLED)
     assert not executor.capture_decode_steps()
-    numbers = {call.prepared[1].entries["gpu_graph_id"] for call in executor._engine._calls.values()}  # type: ignore[attr-defined]
+    numbers = {call.prepared[1].entries["gpu_graph_id"] for call in executor.engine._calls.values()}  # type: ignore[attr-defined]
     assert "-1" in numbers and len(numbers) > 1  # prompts are left out
     backend.close()
 
@@ -161,15 +161,15 @@ def test_a_failed_run_passes(engines: dict[str, Path], cuda: CUDABackend, refere
     executor = executor_of(engines["legacy"], cuda)
     wanted = generate(reference, SAMPLED)
     assert generate(executor, SAMPLED) == wanted
-    plain = executor._engine._execute  # type: ignore[attr-defined]
+    plain = executor.engine._execute  # type: ignore[attr-defined]
 
     def fail(call: object) -> None:
         raise BackendError("out of memory: the engine was told to fail here.")
 
-    executor._engine._execute = fail  # type: ignore[attr-defined]
+    executor.engine._execute = fail  # type: ignore[attr-defined]
     with pytest.raises(BackendError, match="told to fail"):
         executor.prefill(0, PROMPT[:1], 0)
-    executor._engine._execute = plain  # type: ignore[attr-defined]
+    executor.engine._execute = plain  # type: ignore[attr-defined]
     assert generate(executor, SAMPLED) == wanted
 
 
@@ -199,8 +199,8 @@ def test_a_bucket_that_is_too_short_changes_the_tokens(
     answers = []
     for stale in (False, True):
         if stale:
-            executor._engine.length_bucket = lambda positions: 128  # type: ignore[method-assign]
-            executor._calls.clear()
+            executor.engine.length_bucket = lambda positions: 128  # type: ignore[method-assign]
+            executor.calls.made.clear()
         executor.start_row(0, SamplingRow(), long)
         start, token = 0, None
         while token is None:

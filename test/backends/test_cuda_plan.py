@@ -62,6 +62,48 @@ def test_a_plan_has_a_profile_for_prompts_and_one_for_steps(directory: Path, ver
     open_plan(directory, version)
 
 
+@pytest.mark.parametrize(
+    ("precision", "version", "flags", "asked"),
+    [
+        ("fp32", "8.5.3.1", 1, set()),
+        ("fp16", "8.5.3.1", 1, {"fp16"}),
+        ("fp16", "10.3.0", 2, set()),
+        ("bf16", "10.3.0", 2, set()),
+    ],
+)
+def test_the_graph_decides_the_types_where_it_can(
+    checkpoint: Path, tmp_path: Path, precision: str, version: str, flags: int, asked: set[str]
+) -> None:
+    made = build_engine(checkpoint, tmp_path / "engine", limits=LIMITS, lowering="tensorrt_legacy", precision=precision)
+    (network, config) = compile_pretended(made, version).built[0]
+    assert network.flags == flags and config.flags == asked
+
+
+def test_a_precision_that_the_version_lacks_is_refused_in_a_sentence(checkpoint: Path, tmp_path: Path) -> None:
+    made = build_engine(checkpoint, tmp_path / "engine", limits=LIMITS, lowering="tensorrt_legacy", precision="bf16")
+    with pytest.raises(CheckpointError, match=r"'bf16'; TensorRT 8\.5\.3\.1 has no such numbers.*--precision fp16"):
+        compile_pretended(made, "8.5.3.1")
+
+
+@pytest.mark.parametrize(
+    ("lowering", "precision"), [("onnxruntime", "bf16"), ("tensorrt_legacy", "int8"), ("tensorrt_legacy", "int4")]
+)
+def test_a_precision_that_a_lowering_lacks_is_refused_with_those_it_has(
+    checkpoint: Path, tmp_path: Path, lowering: str, precision: str
+) -> None:
+    with pytest.raises(CheckpointError, match=f"precision is '{precision}'; the lowering {lowering} has fp32, fp16"):
+        build_engine(checkpoint, tmp_path / "engine", limits=LIMITS, lowering=lowering, precision=precision)
+    assert not (tmp_path / "engine").exists()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
+def test_attention_of_a_modern_plan_may_be_built_of_parts(checkpoint: Path, tmp_path: Path, precision: str) -> None:
+    made = build_engine(checkpoint, tmp_path / "engine", limits=LIMITS, lowering="tensorrt", precision=precision)
+    (network, _) = compile_pretended(made, "10.15.0").built[0]
+    allowed = [layer.attention.decomposable for layer in network.layers if layer.type == "attention output"]
+    assert allowed and all(allowed)
+
+
 def test_an_equal_plan_is_left_and_the_timing_cache_is_used_again(directory: Path) -> None:
     compile_pretended(directory)
     assert (directory / TIMING_CACHE_FILE).read_bytes() == b"timings"

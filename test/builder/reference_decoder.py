@@ -102,11 +102,12 @@ class ReferenceDecoder:
             gate = gate / (1 + np.exp(-gate))
         return self._linear(gate * self._linear(x, prefix + "up_proj"), prefix + "down_proj")
 
-    def logits(self, ids: list[int]) -> np.ndarray:
-        """float64 [len(ids), V]."""
+    def hidden_states(self, ids: list[int]) -> list[np.ndarray]:
+        """float64 [len(ids), D] before the first layer and after every one."""
         x = self.tensors["model.embed_tokens.weight"][np.asarray(ids)]
         if self.architecture in GEMMA:
             x = x * np.sqrt(self.config["hidden_size"])
+        states = [x]
         for layer in range(self.config["num_hidden_layers"]):
             prefix = f"model.layers.{layer}."
             mixed = self._attention(self._norm(x, prefix + "input_layernorm"), layer)
@@ -117,6 +118,12 @@ class ReferenceDecoder:
             else:
                 x = x + mixed
                 x = x + self._mlp(self._norm(x, prefix + "post_attention_layernorm"), prefix + "mlp.")
+            states.append(x)
+        return states
+
+    def logits(self, ids: list[int]) -> np.ndarray:
+        """float64 [len(ids), V]."""
+        x = self.hidden_states(ids)[-1]
         head = "model.embed_tokens" if self.config["tie_word_embeddings"] else "lm_head"
         logits = self._norm(x, "model.norm") @ self.tensors[head + ".weight"].T
         return softcap(logits, self.config.get("final_logit_softcapping"))

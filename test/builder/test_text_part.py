@@ -70,7 +70,7 @@ def write_whole(folder: Path, name: str) -> tuple[Path, ReferenceDecoder]:
 @pytest.mark.parametrize("name", WHOLES)
 def test_the_text_part_answers_as_a_text_model_of_those_weights(name, tmp_path):
     folder, reference = write_whole(tmp_path / "whole", name)
-    engine = build_engine(folder, tmp_path / "engine", limits=LIMITS)
+    engine = build_engine(folder, tmp_path / "engine", limits=LIMITS, text_only=True)
     directory = open_engine_directory(engine)
     assert directory.config.extra["text_part_of"] == WHOLES[name][0]
     assert directory.manifest.source.endswith("its text part")
@@ -88,4 +88,4 @@ def test_a_tensor_that_is_neither_text_nor_vision_is_refused(tmp_path):
     text = text.ljust(math.ceil(len(text) / 8) * 8)
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
     with pytest.raises(CheckpointError, match=r"model\.experts\.0\.weight' that this architecture does not use"):
-        build_engine(folder, tmp_path / "engine", limits=LIMITS)
+        build_engine(folder, tmp_path / "engine", limits=LIMITS, text_only=True)

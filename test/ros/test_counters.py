@@ -21,10 +21,12 @@ def test_repeated_messages_of_a_kind_are_held_back_and_counted() -> None:
 def test_every_end_is_counted_by_reason_and_code() -> None:
     counters = Counters()
     full = Refusal(RefusalCode.QUEUE_FULL, "Full.")
-    counters.ended(Report("1", FinishReason.END_ID, None, Timings(), prompt_tokens=3, completion_tokens=2))
+    counters.ended(
+        Report("1", FinishReason.END_ID, None, Timings(), prompt_tokens=3, completion_tokens=2, reused_tokens=1)
+    )
     counters.ended(Report("2", FinishReason.ERROR, full, Timings()))
     values = counters.values()
-    assert (values.answered, values.prompt_tokens, values.completion_tokens) == (1, 3, 2)
+    assert (values.answered, values.prompt_tokens, values.completion_tokens, values.reused_tokens) == (1, 3, 2, 1)
     assert values.refused == {"queue_full": 1} and values.finish_reasons == {"end_id": 1, "error": 1}
     assert values.last_refusal == full and values.last_refusal_age is not None
 

@@ -201,6 +201,8 @@ def test_an_engine_that_would_take_the_robots_memory_is_not_loaded(bench: NodeBe
     assert "engine.memory_reserve_mb keeps 10 MB" in bench.node.state.failure
     bench.set(engine__memory_reserve_mb=0)
     assert bench.change(CONFIGURE)
+    # The cache takes what is left, not what it may.
+    assert 0 < bench.node.state.host.context_cache()["budget_bytes"] < 10 * 2**20
 
 
 @pytest.mark.parametrize(

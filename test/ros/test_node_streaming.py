@@ -8,6 +8,7 @@ import pytest
 from node_bench import NodeBench
 
 from edgellm_ros.backends.fake import FakeMode, FakeScript, write_fake_engine_directory
+from edgellm_ros.ros.client import pairs
 
 HARD_TEXT = "é e\u0301x ďábelské A 世ab 삼겹살 👩\u200d👩\u200d👧 🏳️\u200d🌈 🇪🇸"
 RIGHT_TO_LEFT = "שלום עולם \u202bمرحبا\u202c a\u0308\u0323o"  # noqa: RUF001
@@ -166,8 +167,9 @@ def test_reports_tell_what_an_answer_cost_and_keep_text_private(start: Callable[
     _, report = bench.answer("private words")
     assert (report["seed"], report["setting.generation.top_k"]) == ("11", "9")
     assert "setting.engine.directory" not in report and "setting.generation.top_p" not in report
-    numbers = [float(report[key]) for key in ("queued_s", "time_to_first_token_s", "time_to_first_delta_s", "total_s")]
-    assert all(0 <= number < 5 for number in numbers) and numbers[2] <= numbers[3]
+    names = ("queued_s", "time_to_first_token_s", "time_to_first_delta_s", "time_to_last_token_s", "total_s")
+    numbers = [float(report[key]) for key in names]
+    assert all(0 <= number < 5 for number in numbers) and numbers[0] <= numbers[3] <= numbers[4] >= numbers[2]
     assert float(report["tokens_per_second"]) > 0
     assert int(report["prompt_tokens"]) > len("private words")
     assert report["engine.fingerprint"] and report["engine.model"] == "fake"
@@ -175,6 +177,24 @@ def test_reports_tell_what_an_answer_cost_and_keep_text_private(start: Callable[
     bench.set(report__include_text=True)
     _, report = bench.answer("private words")
     assert (report["prompt"], report["response"]) == ("private words", "answer")
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["cache on", "cache off"])
+def test_history_is_not_computed_again_and_reports_and_diagnostics_say_so(
+    start: Callable[..., NodeBench], enabled: bool
+) -> None:
+    bench = start(FakeScript(["answer"]), {"prompt.history_turns": 5, "cache.enabled": enabled})
+    reports = [bench.answer(f"say this and that, number {number}")[1] for number in range(3)]
+    lengths = [int(report["prompt_tokens"]) for report in reports]
+    reused = [int(report["prompt_tokens_reused"]) for report in reports]
+    assert reused == ([0, *((length + 6) // 16 * 16 for length in lengths[:2])] if enabled else [0, 0, 0])
+    bench.wait(lambda: _values(bench, "requests").get("prompt_tokens_reused") == str(sum(reused)), "diagnostics tell")
+    memory = _values(bench, "memory")
+    assert (memory.get("context_cache_hits") == "2") == enabled == ("context_cache_bytes" in memory)
+
+
+def _values(bench: NodeBench, name: str) -> dict[str, str]:
+    return pairs(bench.diagnostics[name]) if name in bench.diagnostics else {}
 
 
 def test_a_fresh_seed_is_drawn_and_told_for_each_request(start: Callable[..., NodeBench]) -> None:

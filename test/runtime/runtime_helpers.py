@@ -8,6 +8,7 @@ from pathlib import Path
 from edgellm_ros.backends.fake import FakeBackend, FakeScript, write_fake_engine_directory
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import (
+    AnswerPart,
     FinishReason,
     LLMGenerationRequest,
     LLMGenerationResponse,
@@ -22,9 +23,10 @@ WAIT = 20.0  # seconds after which something that should happen has not
 
 
 def fake_runtime(path: Path, script: FakeScript | None = None, **limits) -> LLMInferenceRuntime:
-    prefill_chunk = limits.pop("prefill_chunk", 256)
+    names = ("prefill_chunk", "join_chunk", "mixed_positions", "context_cache")
+    options = {name: limits.pop(name) for name in names if name in limits}
     write_fake_engine_directory(path, script or FakeScript(), **limits)
-    return LLMInferenceRuntime(path, backend=FakeBackend(), prefill_chunk=prefill_chunk)
+    return LLMInferenceRuntime(path, backend=FakeBackend(), **options)
 
 
 def item(text: str = "hi", **fields) -> Request:
@@ -48,7 +50,11 @@ def check_stream(chunks: list[StreamChunk], response: LLMGenerationResponse, ind
     """One terminal chunk, last; text, ids and reason are those of the response; every piece of text is valid."""
     assert [chunk.finished for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
-    assert "".join(chunk.text for chunk in chunks) == response.output_texts[index]
+    texts = {part: "".join(chunk.text for chunk in chunks if chunk.part is part) for part in AnswerPart}
+    assert texts[AnswerPart.ANSWER] == response.output_texts[index]
+    assert texts[AnswerPart.REASONING] == response.reasoning_texts[index]
+    assert [call for chunk in chunks for call in chunk.tool_calls] == response.tool_calls[index]
+    assert all(chunk.part is AnswerPart.TOOL_CALL and not chunk.text for chunk in chunks if chunk.tool_calls)
     assert [token for chunk in chunks for token in chunk.token_ids] == response.output_ids[index]
     assert chunks[-1].finish_reason is response.finish_reasons[index]
     logprobs = [list(candidates) for chunk in chunks for candidates in chunk.logprobs]

@@ -42,6 +42,19 @@ def test_one_json_object(engine, capsys):
     assert bytes(report["input_ids"][11:13]) == b"ha" or 104 in report["input_ids"]
 
 
+def test_a_profile_tells_times_counts_and_memory(engine, capsys):
+    assert generate(engine, "--prompt", "hi", "--json", "--profile") == 0
+    report = json.loads(capsys.readouterr().out)
+    profile, tokens = report["profile"], len(report["output_ids"])
+    assert profile["generation"] == {"generated_tokens": tokens, "steps": tokens - 1}
+    assert profile["prefill"] == {"computed_tokens": len(report["input_ids"]), "reused_tokens": 0}
+    assert profile["stages"]["llm_generation"]["count"] == tokens - 1
+    stage = profile["stages"]["llm_prefill"]
+    assert stage["count"] == 1 and 0 < stage["p50_ms"] <= stage["p99_ms"] <= stage["total_ms"]
+    assert profile["memory"]["peak_cpu_memory_bytes"] > profile["memory"]["peak_backend_memory_bytes"] > 0
+    assert generate(engine, "--prompt", "hi", "--profile") == 2
+
+
 def test_ids_bypass_template_and_tokenizer(engine, capsys):
     assert generate(engine, "--input-ids", "1, 2,3", "--json", "--max-tokens", "3") == 0
     report = json.loads(capsys.readouterr().out)
@@ -126,3 +139,62 @@ def test_a_closed_pipe_is_no_traceback(tmp_path):
     assert process.wait(WAIT) == 141
     assert process.stderr.read() == ""
     process.stderr.close()
+
+
+SCHEMA = {"type": "object", "properties": {"open": {"type": "boolean"}}, "required": ["open"]}
+
+
+@pytest.mark.parametrize(
+    ("option", "content", "valid"),
+    [
+        ("--json-schema", json.dumps(SCHEMA), lambda text: isinstance(json.loads(text)["open"], bool)),
+        ("--grammar", 'root ::= "up" | "down"', ("up", "down").__contains__),
+        ("--regex", None, ("a1", "b1").__contains__),
+        ("--choice", None, ("[ab]1",).__contains__),
+    ],
+)
+def test_an_answer_is_held_to_a_form(engine, tmp_path, capsys, option, content, valid):
+    pytest.importorskip("llguidance")
+    value = "[ab]1"
+    if content is not None:
+        (tmp_path / "form").write_text(content)
+        value = str(tmp_path / "form")
+    assert generate(engine, "--prompt", "hi", option, value) == 0
+    assert valid(capsys.readouterr().out.strip())
+
+
+def test_tool_calls_and_reasoning_are_printed_apart(tmp_path, capsys):
+    answer = ["<think>", "hm", "</think>", "Well. ", '<tool_call>{"name": "grip", "arguments": {"n": 1}}</tool_call>']
+    engine = write_fake_engine_directory(tmp_path / "engine", FakeScript(answers=[answer]))
+    template = engine / "chat_template.jinja"
+    template.write_text(template.read_text() + "{% if tools %}{# <tool_call> #}{% endif %}")
+    manifest = json.loads((engine / "manifest.json").read_text())
+    manifest["files"][template.name] = template.stat().st_size
+    (engine / "manifest.json").write_text(json.dumps(manifest))
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"name": "grip"}]')
+    arguments = (str(engine), "--prompt", "hi", "--thinking", "--tools", str(tools))
+    assert generate(*arguments) == 0
+    out, err = capsys.readouterr()
+    assert out == 'Well. {"name": "grip", "arguments": {"n": 1}}\n\n' and err.startswith("hm")
+    assert generate(*arguments, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["text"], report["reasoning"]) == ("Well. ", "hm")
+    assert report["tool_calls"] == [{"id": "call00000", "name": "grip", "arguments": {"n": 1}}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--json-schema", "/nowhere"), "--json-schema /nowhere cannot be read"),
+        (("--tools", "BAD"), "is not JSON"),
+        (("--tools", "OBJECT"), "is no list"),
+        (("--regex", "("), "unclosed group"),
+    ],
+)
+def test_bad_forms_and_tools_are_bad_input(engine, tmp_path, capsys, arguments, words):
+    for name, content in (("BAD", "[1"), ("OBJECT", "{}")):
+        (tmp_path / name).write_text(content)
+    given = [str(tmp_path / argument) if argument in ("BAD", "OBJECT") else argument for argument in arguments]
+    assert generate(engine, "--prompt", "hi", *given) == 2
+    assert words in capsys.readouterr().err

@@ -60,7 +60,6 @@ REFUSED = {
     ),
     "bias outside": (lambda: request(item("hi", logit_bias={9999: 1.0})), RefusalCode.BAD_REQUEST),
     "adapter": (lambda: request("hi", lora_weights_name="x"), RefusalCode.UNKNOWN_ADAPTER),
-    "system prompt store": (lambda: request("hi", save_system_prompt_kv_cache=True), RefusalCode.UNSUPPORTED),
     "channel count": (lambda: request("hi", channels=[None, None]), RefusalCode.BAD_CHANNEL),
     "channel used": (lambda: request("hi", channels=[used_channel()]), RefusalCode.BAD_CHANNEL),
     "channel twice": (lambda: request("a", "b", channels=[StreamChannel()] * 2), RefusalCode.BAD_CHANNEL),
@@ -175,16 +174,6 @@ def test_a_lost_rank_ends_the_request(runtime, calls_that_work):
     assert answer(runtime, request("hi"))
 
 
-def test_hidden_states_that_do_not_exist_are_refused(runtime):
-    assert (
-        runtime.rank.begin_generation(
-            runtime.prepare(request("hi")), LLMGenerationResponse(), output_thinker_embeddings=True
-        )
-        is None
-    )
-    assert runtime.rank.last_refusal.code is RefusalCode.UNSUPPORTED
-
-
 def test_overlap_leaves_both_responses_alone(runtime):
     prepared = runtime.prepare(request("hi", channels=[StreamChannel()]))
     first = LLMGenerationResponse()
@@ -276,7 +265,7 @@ def test_no_warm_up_while_a_request_is_open(runtime):
     assert answer(runtime, request("hi")).output_texts == ["Hello there"]
 
 
-@pytest.mark.parametrize("option", ["lora_weights", "drafting_config", "multimodal_engine_dir", "context_cache"])
+@pytest.mark.parametrize("option", ["lora_weights", "drafting_config", "multimodal_engine_dir"])
 def test_options_that_this_engine_cannot_serve_are_refused(runtime, option):
     with pytest.raises(EdgeLLMError, match=option) as refused:
         LLMRankRuntime(runtime.rank.directory.path, **{option: {"x": "y"}})

@@ -344,6 +344,27 @@ def test_metrics_count_every_sequence_also_those_taken_early(scripted):
     assert generation.generated_tokens - before[2] == 10
 
 
+def test_metrics_count_sequences_that_were_dropped(seeded):
+    prefill, generation = seeded.rank.get_prefill_metrics(), seeded.rank.get_generation_metrics()
+    before = prefill.total_runs, generation.total_runs, generation.generated_tokens
+    with seeded.rank.begin_generation(seeded.prepare(request(*SOME)), LLMGenerationResponse()) as opened:
+        session = GenerationSession(seeded.rank, opened)
+        session.prime_from_prefill()
+        session.advance()
+    after = prefill.total_runs, generation.total_runs, generation.generated_tokens
+    assert [late - early for late, early in zip(after, before, strict=True)] == [4, 4, 8]
+
+
+def test_stage_times_add_up(seeded):
+    before = seeded.rank.get_stage_times()
+    response = answer(seeded, request(SOME[0]))
+    after = seeded.rank.get_stage_times()
+    for stage, runs in (("llm_prefill", 1), ("llm_generation", len(response.output_ids[0]) - 1)):
+        assert after[stage].count - before[stage].count == runs
+        assert after[stage].p50 <= after[stage].p90 <= after[stage].p99
+    assert after["llm_generation"].total == pytest.approx(seeded.rank.get_generation_metrics().seconds)
+
+
 def test_thinking_mutes_secondary_ends(tmp_path):
     """Without markers in the tokenizer the first token ends thinking, so every end id counts."""
     with fake_runtime(tmp_path / "engine", FakeScript(answers=["ab"])) as runtime:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import BackendError, MisuseError
-from ..base import CacheLayout, DataType, EmbeddingTable, RopeKind, Tensor
+from ..base import CacheLayout, DataType, EmbeddingTable, RopeKind, Tensor, TokenSpan
+from ..token_selection import select_tokens
 from .device import Device
 from .embeddings import CUDAEmbeddingTable
 from .engine_frame import EngineFrame
@@ -224,6 +225,12 @@ class CUDABackend:
         self.kernels["splice_rows"].launch(
             (places.nbytes // 4, 1, 1), _THREADS, given.address, places.address, result.address, result.shape[0], words
         )
+
+    def select_tokens(
+        self, embeddings: Tensor, spans: Sequence[TokenSpan], text_pivots: int, image_pivots: int
+    ) -> np.ndarray:
+        """Rows of embeddings [L,D] to keep, int32, ascending; see ``token_selection.select_tokens``."""
+        return select_tokens(cuda_tensor(embeddings, self.device).numpy(), spans, text_pivots, image_pivots)
 
     def euler_step(self, state: Tensor, velocity: Tensor, step: float) -> None:
         """Add ``step * velocity`` to ``state``, float32 of equal shapes."""

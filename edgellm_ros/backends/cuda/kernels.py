@@ -36,7 +36,8 @@ SIGNATURES = {
     },
     "pick.cu": {"pick": "PTRSiPPPi"},
 }
-_BEFORE = {"sampling.cu": "sampling.cuh", "pick.cu": "sampling.cuh"}  # what is compiled in front of a source
+# what is compiled in front of a source
+_BEFORE = {"sampling.cu": ("sampling.cuh",), "pick.cu": ("sampling.cuh", "select.cuh")}
 # ``struct`` code, bytes and alignment of an argument
 _ARGUMENTS = {
     "P": ("Q", 8, 8), "i": ("i", 4, 4), "f": ("f", 4, 4),
@@ -172,7 +173,7 @@ class Kernels:
         return Kernel(self._device, function, SIGNATURES[file][name])
 
     def _binary(self, file: str) -> bytes:
-        names = [_BEFORE[file], file] if file in _BEFORE else [file]
+        names = (*_BEFORE.get(file, ()), file)
         source = "\n".join((Path(__file__).parent / name).read_text(encoding="utf-8") for name in names)
         self._compiler = self._compiler or Compiler()
         compiler, architecture = self._compiler, self._device.architecture

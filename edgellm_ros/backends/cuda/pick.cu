@@ -1,169 +1,10 @@
 // Sampling, third kernel: the token of each row, and its log probabilities where they are asked for.
 
-const int THREADS = 1024;
-const int COLUMNS = 32;        // copies of the histogram, one a lane, so that lanes never collide
-const int FEW = 1024;          // candidates that are left to the last stage
-const int LEVELS = 12;
-const int AHEAD = 8;           // loads that a thread has under way in a pass over a row
-
-struct Histogram {
-    uint32 low[BINS][COLUMNS];
-    uint32 high[BINS][COLUMNS];
-    uint32 count[BINS][COLUMNS];
+// Bins that hold an answer, whatever the filters before it leave exactly; empty where the question is not asked.
+struct Section {
+    Place first, last;
+    bool asked;
 };
-
-struct Shortlist {
-    uint64 candidates[FEW];
-    uint64 weights[FEW];
-};
-
-struct Work {
-    uint64 mass[BINS];
-    uint32 count[BINS];
-    int path[LEVELS];
-    uint64 mass_before;
-    uint32 count_before, taken;
-    uint64 candidate, mass_through;
-};
-
-__device__ __forceinline__ bool lies_in(const Search& search, const Work& work, int levels, float value, uint64 item) {
-    for (int level = 0; level < levels; ++level)
-        if (bin_of(search, level, value, item) != work.path[level]) return false;
-    return true;
-}
-
-// A pass of the whole block over a row, with several loads under way.
-template <typename Action>
-__device__ __forceinline__ void for_each(const Search& search, Action action) {
-    int id = threadIdx.x;
-    for (; id + (AHEAD - 1) * THREADS < search.vocabulary; id += AHEAD * THREADS) {
-        float values[AHEAD];
-#pragma unroll
-        for (int part = 0; part < AHEAD; ++part) values[part] = search.values[id + part * THREADS];
-#pragma unroll
-        for (int part = 0; part < AHEAD; ++part) action(values[part], id + part * THREADS);
-    }
-    for (; id < search.vocabulary; id += THREADS) action(search.values[id], id);
-}
-
-// Sums of the bins of ``level``, into ``work``.
-__device__ void histogram(const Search& search, Work& work, int level, Histogram* cells) {
-    const int lane = threadIdx.x & 31;
-    uint32* all = &cells->low[0][0];
-    for (int cell = threadIdx.x; cell < 3 * BINS * COLUMNS; cell += THREADS) all[cell] = 0;
-    __syncthreads();
-    for_each(search, [&](float value, int id) {
-        const uint64 item = candidate(value, id);
-        if (!lies_in(search, work, level, value, item)) return;
-        const uint64 weight = weight_of(search.shares[id]);
-        const int bin = bin_of(search, level, value, item);
-        atomicAdd(&cells->low[bin][lane], (uint32)weight & ((1u << LOW_BITS) - 1));
-        atomicAdd(&cells->high[bin][lane], (uint32)(weight >> LOW_BITS));
-        atomicAdd(&cells->count[bin][lane], 1u);
-    });
-    __syncthreads();
-    if (threadIdx.x < BINS) {
-        uint64 low = 0, high = 0;
-        uint32 count = 0;
-        for (int step = 0; step < COLUMNS; ++step) {
-            const int column = (step + threadIdx.x) & (COLUMNS - 1);
-            low += cells->low[threadIdx.x][column];
-            high += cells->high[threadIdx.x][column];
-            count += cells->count[threadIdx.x][column];
-        }
-        work.mass[threadIdx.x] = low + (high << LOW_BITS);
-        work.count[threadIdx.x] = count;
-    }
-    __syncthreads();
-}
-
-// One warp: the bin where the running sum passes the target becomes the next of the path.
-__device__ void choose_bin(Work& work, int level, bool counting, uint64 target) {
-    const int lane = threadIdx.x & 31;
-    uint64 mass = 0;
-    uint32 count = 0;
-    for (int part = 0; part < 4; ++part) {  // four bins a lane
-        mass += work.mass[lane * 4 + part];
-        count += work.count[lane * 4 + part];
-    }
-    const uint64 own_mass = mass;
-    const uint32 own_count = count;
-    for (int offset = 1; offset < 32; offset <<= 1) {
-        const uint64 other_mass = __shfl_up_sync(~0u, mass, offset);
-        const uint32 other_count = __shfl_up_sync(~0u, count, offset);
-        if (lane >= offset) {
-            mass += other_mass;
-            count += other_count;
-        }
-    }
-    mass += work.mass_before;
-    count += work.count_before;
-    __syncwarp();
-    const uint32 passed = __ballot_sync(~0u, (counting ? count : mass) > target);
-    if (lane == (passed ? __ffs(passed) - 1 : 31)) {
-        mass -= own_mass;
-        count -= own_count;
-        int bin = lane * 4;
-        for (int part = 0; part < 3; ++part) {
-            const uint64 sum = counting ? (uint64)count + work.count[bin] : mass + work.mass[bin];
-            if (sum > target) break;
-            mass += work.mass[bin];
-            count += work.count[bin];
-            ++bin;
-        }
-        work.path[level] = bin;
-        work.mass_before = mass;
-        work.count_before = count;
-        work.taken = 0;
-    }
-}
-
-// The first candidate whose running sum (of weights, or of ones) exceeds ``target``; the sum of all must exceed it.
-// Leaves it, and the sum of the weights up to it, in ``work``.
-__device__ __noinline__ void select(
-    const Search& search, const Exchange& exchange, bool counting, uint64 target, Work& work, void* memory) {
-    __syncthreads();
-    if (threadIdx.x < BINS) {
-        work.mass[threadIdx.x] = exchange.mass[threadIdx.x];
-        work.count[threadIdx.x] = exchange.count[threadIdx.x];
-    }
-    if (threadIdx.x == 0) work.mass_before = work.count_before = 0;
-    __syncthreads();
-    int level = 0;
-    for (;; ++level) {
-        if (threadIdx.x < 32) choose_bin(work, level, counting, target);
-        __syncthreads();
-        if (work.count[work.path[level]] <= FEW || level == LEVELS - 1) break;
-        histogram(search, work, level + 1, (Histogram*)memory);
-    }
-    Shortlist* list = (Shortlist*)memory;
-    for_each(search, [&](float value, int id) {
-        const uint64 item = candidate(value, id);
-        if (!lies_in(search, work, level + 1, value, item)) return;
-        const uint32 slot = atomicAdd(&work.taken, 1u);
-        if (slot < FEW) {
-            list->candidates[slot] = item;
-            list->weights[slot] = weight_of(search.shares[id]);
-        }
-    });
-    __syncthreads();
-    const uint32 count = min(work.taken, (uint32)FEW);
-    if (threadIdx.x < count) {
-        const uint64 own = list->candidates[threadIdx.x], weight = list->weights[threadIdx.x];
-        uint64 mass = work.mass_before, before = work.count_before;
-        for (int other = 0; other < count; ++other) {
-            if (list->candidates[other] >= own) continue;
-            mass += list->weights[other];
-            before += 1;
-        }
-        const uint64 sum = counting ? before : mass, step = counting ? 1 : weight;
-        if (sum <= target && target < sum + step) {
-            work.candidate = own;
-            work.mass_through = mass + weight;
-        }
-    }
-    __syncthreads();
-}
 
 __device__ float uniform(uint32 low, uint32 high, uint32 position) {
     uint32 c0 = position, c1 = 0, c2 = 0, c3 = 0, k0 = low, k1 = high;
@@ -180,22 +21,143 @@ __device__ float uniform(uint32 low, uint32 high, uint32 position) {
     return (float)(c0 >> 8) * 5.9604644775390625e-8f;
 }
 
-__device__ int draw(const Search& search, const Exchange& exchange, const RowState& state, Work& work, void* memory) {
-    uint64 total = 0;
-    for (int bin = 0; bin < BINS; ++bin) total += exchange.mass[bin];
-    if (state.top_k > 0 && state.top_k < search.vocabulary) {
-        select(search, exchange, true, state.top_k - 1, work, memory);
-        total = work.mass_through;
+// What is asked, in order: the last candidate that top-k keeps, that top-p keeps, and the one that is drawn. Bounds of
+// the answers, which ``ask`` gives for bounds of the target, stay bounds through all of it.
+struct Draw {
+    int top_k;
+    double top_p, number;
+    uint64 likely;  // weights that min-p lets through, or all
+
+    __device__ uint64 top_p_target(uint64 total) const {
+        const uint64 share = (uint64)ceil(top_p * (double)total);
+        return share ? smaller(share, total) - 1 : 0;
     }
-    uint64 kept = state.min_p > 0.0f ? smaller(total, exchange.likely) : total;
-    if (state.top_p < 1.0) {
-        const uint64 share = (uint64)ceil(state.top_p * (double)total);
-        select(search, exchange, false, share ? smaller(share, total) - 1 : 0, work, memory);
-        kept = smaller(kept, work.mass_through);
+    __device__ uint64 drawn_target(uint64 kept) const { return smaller((uint64)(number * (double)kept), kept - 1); }
+};
+
+__device__ Section ask(const Bins& bins, bool counting, uint64 low, uint64 high, Work& work) {
+    Section section{find(bins, counting, low, work), {}, true};
+    section.last = low == high ? section.first : find(bins, counting, high, work);
+    return section;
+}
+
+__device__ void plan(const Bins& bins, const Draw& draw, uint64 total, Section* sections, Work& work) {
+    uint64 low = total, high = total;
+    if (sections[TOP_K].asked) {
+        sections[TOP_K] = ask(bins, true, draw.top_k - 1, draw.top_k - 1, work);
+        low = larger(sections[TOP_K].first.mass_before, 1);
+        high = sections[TOP_K].first.mass_through;
     }
-    const double number = (double)uniform(state.seed_low, state.seed_high, (uint32)state.position);
-    select(search, exchange, false, smaller((uint64)(number * (double)kept), kept - 1), work, memory);
-    return (int)(uint32)work.candidate;
+    uint64 kept_low = smaller(low, draw.likely), kept_high = smaller(high, draw.likely);
+    if (sections[TOP_P].asked) {
+        sections[TOP_P] = ask(bins, false, draw.top_p_target(low), draw.top_p_target(high), work);
+        kept_low = smaller(kept_low, larger(sections[TOP_P].first.mass_before, 1));
+        kept_high = smaller(kept_high, sections[TOP_P].last.mass_through);
+    }
+    sections[DRAWN] = ask(bins, false, draw.drawn_target(kept_low), draw.drawn_target(kept_high), work);
+}
+
+template <typename Select>
+__device__ int answer(const Draw& draw, uint64 total, const Section* sections, Select select) {
+    if (sections[TOP_K].asked) total = select(TOP_K, true, draw.top_k - 1).mass_through;
+    uint64 kept = smaller(total, draw.likely);
+    if (sections[TOP_P].asked) kept = smaller(kept, select(TOP_P, false, draw.top_p_target(total)).mass_through);
+    return (int)(uint32)select(DRAWN, false, draw.drawn_target(kept)).item;
+}
+
+__device__ int answer_from_list(
+    const Search& search, const Draw& draw, uint64 total, const Section* sections, uint64* list, int count,
+    Work& work) {
+    const Bins bins = bins_of_list(search, list, count, 0, 0, work);
+    uint64 mass = bins.mass_before;
+    for (int part = 0; part < PARTS; ++part) {
+        const int place = bins.first + part;
+        if (place < count) {
+            const int bin = bin_of(search, value_of(list[place]));
+            const int before = place ? bin_of(search, value_of(list[place - 1])) : -1;
+            for (int question = 0; question < QUESTIONS; ++question) {
+                const int first = sections[question].first.number;
+                if (sections[question].asked && before < first && first <= bin) {
+                    work.start[question].count_before = place;
+                    work.start[question].mass_before = mass;
+                }
+            }
+        }
+        mass += bins.mass[part];
+    }
+    return answer(draw, total, sections, [&](int question, bool counting, uint64 target) {
+        __syncthreads();
+        const Place &there = sections[question].first, &here = work.start[question];
+        target = counting ? target - there.count_before + here.count_before
+                          : target - there.mass_before + here.mass_before;
+        const uint64 moved = there.mass_before - here.mass_before;
+        const Place place = find(bins, counting, target, work);
+        return Answer{list[place.number], place.mass_through + moved};
+    });
+}
+
+// Puts the block's candidates of the sections on the row's list.
+__device__ void put_on_list(
+    const Search& search, const Section* sections, const float* own, int start, uint64* list, uint32* listed) {
+    for (int part = 0; part < PARTS; ++part) {
+        const int id = start + part * THREADS;
+        if (id >= search.vocabulary) break;
+        const int bin = bin_of(search, own[part]);
+        bool wanted = false;
+        for (int question = 0; question < QUESTIONS; ++question)
+            wanted |= sections[question].asked && sections[question].first.number <= bin &&
+                      bin <= sections[question].last.number;
+        if (wanted && weight_of(share_of(search, own[part]))) {
+            const uint32 slot = atomicAdd(listed, 1u);
+            if (slot < LIST) list[slot] = candidate(own[part], id);
+        }
+    }
+}
+
+// The token that a row draws; -1 for every block but the one that is done last.
+__device__ int draw_token(
+    const Search& search, const RowState& state, Exchange* exchange, uint64* row_list, void* memory, Work& work) {
+    const int start = blockIdx.x * (THREADS * PARTS) + threadIdx.x;
+    float own[PARTS];
+    for (int part = 0; part < PARTS; ++part)
+        own[part] = start + part * THREADS < search.vocabulary ? search.values[start + part * THREADS] : 0.0f;
+    const Bins bins = bins_of_row(exchange, work);
+    __syncthreads();
+    if (threadIdx.x == THREADS - 1) {
+        work.place.mass_through = bins.mass_before;
+        work.place.count_through = bins.count_before;
+        for (int part = 0; part < PARTS; ++part) {
+            work.place.mass_through += bins.mass[part];
+            work.place.count_through += bins.count[part];
+        }
+    }
+    __syncthreads();
+    const uint64 total = work.place.mass_through;
+    const uint32 count = work.place.count_through;
+    const Draw draw{state.top_k, state.top_p, uniform(state.seed_low, state.seed_high, (uint32)state.position),
+                    state.min_p > 0.0f ? exchange->likely : total};
+    Section sections[QUESTIONS] = {};
+    sections[TOP_K].asked = state.top_k > 0 && state.top_k < count;
+    sections[TOP_P].asked = state.top_p < 1.0;
+    plan(bins, draw, total, sections, work);
+    uint32 most = 0;
+    for (int question = 0; question < QUESTIONS; ++question)
+        most += sections[question].last.count_through - sections[question].first.count_before;
+    if (most <= LIST) put_on_list(search, sections, own, start, row_list, &exchange->listed);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) work.last = atomicAdd(&exchange->finished, 1u) == gridDim.x - 1;
+    __syncthreads();
+    if (!work.last) return -1;
+    __threadfence();
+    if (most > LIST)
+        return answer(draw, total, sections, [&](int, bool counting, uint64 target) {
+            return narrow(search, bins, counting, target, memory, work);
+        });
+    uint64* list = (uint64*)memory;
+    const int listed = (int)__ldcg(&exchange->listed);
+    for (int slot = threadIdx.x; slot < listed; slot += THREADS) list[slot] = __ldcg(row_list + slot);
+    return answer_from_list(search, draw, total, sections, list, listed, work);
 }
 
 // Chosen token first, then the most likely, as (id, log probability); ``ranked_*`` [n, limit + 1].
@@ -235,39 +197,38 @@ __device__ void rank(const float* values, int vocabulary, int token, float large
     }
 }
 
+// Grid: (blocks of a row, rows). ``first_blocks`` is the number of blocks of the first kernel.
+
 extern "C" __global__ void __launch_bounds__(1024, 1) pick(
     const float* logits, const __grid_constant__ Tables tables, const __grid_constant__ Rows rows,
-    const __grid_constant__ Scratch scratch, int blocks, int* token_ids, int* ranked_ids, float* ranked_logs,
+    const __grid_constant__ Scratch scratch, int first_blocks, int* token_ids, int* ranked_ids, float* ranked_logs,
     int limit) {
     extern __shared__ __align__(16) unsigned char memory[];
-    __shared__ uint64 partial[32];
     __shared__ Work work;
-    __shared__ Exchange exchange;
-    const int index = blockIdx.x, row = rows.row[index], vocabulary = tables.vocabulary;
+    const int index = blockIdx.y, row = rows.row[index], vocabulary = tables.vocabulary;
     const RowState state = tables.states[row];
+    const bool greedy = state.flags & GREEDY;
+    if (greedy && blockIdx.x) return;
     const float* values = logits + (uint64)index * vocabulary;
     int* ids = ranked_ids + (uint64)index * (limit + 1);
     bool usable;
-    const uint64 first = first_candidate(scratch, index, blocks, partial, &usable);
+    const uint64 first = first_candidate(scratch, index, first_blocks, work.sums, &usable);
     if (!usable) {
-        if (threadIdx.x == 0) {
+        if (blockIdx.x == 0 && threadIdx.x == 0) {
             token_ids[index] = -1;
             ids[0] = -1;
         }
         return;
     }
     int token = (int)(uint32)first;
-    if (!(state.flags & GREEDY)) {
-        const uint32* from = (const uint32*)(scratch.exchange + index);
-        uint32* to = (uint32*)&exchange;
-        for (int cell = threadIdx.x; cell < sizeof(Exchange) / 4; cell += THREADS) to[cell] = from[cell];
-        __syncthreads();
-        const float* shares = scratch.shares + (uint64)index * vocabulary;
-        token = draw(search_of(values, shares, vocabulary, state, first), exchange, state, work, memory);
+    if (!greedy) {
+        const Search search = search_of(values, vocabulary, state, first);
+        token = draw_token(search, state, scratch.exchange + index, scratch.list + (uint64)index * LIST, memory, work);
+        if (token < 0) return;
     }
     if (state.num_logprobs > 0)
         rank(values, vocabulary, token, unordered(~(uint32)(first >> 32)), min(state.num_logprobs, limit), ids,
-             ranked_logs + (uint64)index * (limit + 1), partial);
+             ranked_logs + (uint64)index * (limit + 1), work.sums);
     if (threadIdx.x == 0) {
         token_ids[index] = token;
         if (state.flags & COUNTED) tables.counts[(uint64)row * vocabulary + token] += 1;

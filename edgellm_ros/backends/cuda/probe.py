@@ -152,6 +152,10 @@ class LanguageProbe:
                 values = np.zeros([next(free) if size == -1 else size for size in spec.shape])
             shapes[name] = values.shape
             engine.bind(name, self._make_tensor(values.astype(spec.dtype.numpy), spec.dtype))
+        for name, spec in engine.outputs.items():  # hidden states
+            free = iter((batch, chunk))
+            shapes[name] = tuple(next(free) if size == -1 else size for size in spec.shape)
+            engine.bind(name, self._make_tensor(np.zeros(shapes[name], dtype=spec.dtype.numpy), spec.dtype))
         shapes["logits"] = (batch, 1, engine.outputs["logits"].shape[2])
         logits = self._make_tensor(np.zeros(shapes["logits"], dtype=np.float32), DataType.FLOAT32)
         engine.bind("logits", logits)

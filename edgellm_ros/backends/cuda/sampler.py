@@ -23,9 +23,10 @@ MOST_LOGPROBS = 50
 LARGEST_VOCABULARY = 1 << 19  # sums of more weights could overflow the kernels' whole numbers
 _CHUNK = 1024  # logits a block of the first kernel
 _THREADS = 256
-_PICK_THREADS = 1024
+_DRAW_THREADS = 1024
+_BINS = 4096  # also logits a block of the other two kernels, and candidates of a list
 _PICK_BYTES = 3 * 128 * 32 * 4
-_EXCHANGE_BYTES = 128 * 8 + 8 + 128 * 4
+_EXCHANGE_BYTES = _BINS * (8 + 4) + 8 + 2 * 4
 _STATE = struct.Struct("=d5fiI2Iii4x")
 _PENALISED, _BIASED, _MASKED, _GREEDY, _COUNTED = 1, 2, 4, 8, 16
 _LOW = 0xFFFFFFFF
@@ -65,7 +66,7 @@ class CUDASampler:
         self._best = CUDAMemory(device, rows * self._blocks * 8)
         self._broken = CUDAMemory(device, rows * self._blocks * 4)
         self._exchange = CUDAMemory(device, rows * _EXCHANGE_BYTES)
-        self._shares = CUDAMemory(device, rows * vocab_size * 4)
+        self._list = CUDAMemory(device, rows * _BINS * 8)
         self._ranked_ids = CUDAMemory(device, rows * (MOST_LOGPROBS + 1) * 4)
         self._ranked_logs = CUDAMemory(device, rows * (MOST_LOGPROBS + 1) * 4)
         self._scratch = CUDAMemory(device, 16)
@@ -74,7 +75,7 @@ class CUDASampler:
             vocab_size, self._words,
         )  # fmt: skip
         self._places = struct.pack(
-            "=4Q", self._best.address, self._broken.address, self._exchange.address, self._shares.address
+            "=4Q", self._best.address, self._broken.address, self._exchange.address, self._list.address
         )
         self._asked: list[int] = []
         kernels["pick"].allow_shared(_PICK_BYTES)
@@ -201,13 +202,13 @@ class CUDASampler:
         for row in rows:
             self._row(row)
         numbers = bytes(rows).ljust(MOST_ROWS, b"\0")
-        grid = (self._blocks, count, 1)
-        for name in ("adjust_logits", "weigh"):
-            self._kernels[name].launch(grid, _THREADS, values.address, self._tables, numbers, self._places, _CHUNK)
+        common = (values.address, self._tables, numbers, self._places)
+        self._kernels["adjust_logits"].launch((self._blocks, count, 1), _THREADS, *common, _CHUNK)
+        grid = (-(-self._vocab_size // _BINS), count, 1)
+        self._kernels["weigh"].launch(grid, _DRAW_THREADS, *common, self._blocks)
         self._kernels["pick"].launch(
-            (count, 1, 1), _PICK_THREADS, values.address, self._tables, numbers, self._places, self._blocks,
-            ids.address, self._ranked_ids.address, self._ranked_logs.address, MOST_LOGPROBS,
-            shared_bytes=_PICK_BYTES,
+            grid, _DRAW_THREADS, *common, self._blocks, ids.address, self._ranked_ids.address,
+            self._ranked_logs.address, MOST_LOGPROBS, shared_bytes=_PICK_BYTES,
         )  # fmt: skip
         drawn = tuple(rows)
         self._remember(drawn)

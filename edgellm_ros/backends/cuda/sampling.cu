@@ -13,9 +13,11 @@ extern "C" __global__ void adjust_logits(
     const uint32* mask = tables.mask + (uint64)row * tables.words;
     const bool changes = state.flags & (PENALISED | BIASED | MASKED);
     const int end = min(vocabulary, (int)(blockIdx.x + 1) * chunk);
-    if (blockIdx.x == 0) {
+    if (!(state.flags & GREEDY)) {
         uint32* cells = (uint32*)(scratch.exchange + index);
-        for (int cell = threadIdx.x; cell < sizeof(Exchange) / 4; cell += blockDim.x) cells[cell] = 0;
+        for (int cell = blockIdx.x * blockDim.x + threadIdx.x; cell < sizeof(Exchange) / 4;
+             cell += gridDim.x * blockDim.x)
+            cells[cell] = 0;
     }
     uint64 smallest = ~0ull;
     bool bad = false;
@@ -52,45 +54,46 @@ extern "C" __global__ void adjust_logits(
     }
 }
 
-// 2. Weights and their histogram, for rows that draw.
+// 2. Weights and their sums in bins, for rows that draw. ``blocks`` is the number of blocks of the first kernel.
 
-extern "C" __global__ void weigh(
+extern "C" __global__ void __launch_bounds__(1024, 1) weigh(
     const float* logits, const __grid_constant__ Tables tables, const __grid_constant__ Rows rows,
-    const __grid_constant__ Scratch scratch, int chunk) {
+    const __grid_constant__ Scratch scratch, int blocks) {
     const int index = blockIdx.y, vocabulary = tables.vocabulary;
     const RowState state = tables.states[rows.row[index]];
     if (state.flags & GREEDY) return;
     __shared__ uint64 partial[32];
-    __shared__ uint32 low[BINS], high[BINS], count[BINS];
-    bool usable;
-    const uint64 first = first_candidate(scratch, index, gridDim.x, partial, &usable);
-    if (!usable) return;
+    __shared__ uint32 low[BINS], high[BINS], count[BINS / 2];  // two counts a number
     const float* values = logits + (uint64)index * vocabulary;
-    float* shares = scratch.shares + (uint64)index * vocabulary;
-    const Search search = search_of(values, shares, vocabulary, state, first);
-    for (int bin = threadIdx.x; bin < BINS; bin += blockDim.x) low[bin] = high[bin] = count[bin] = 0;
-    __syncthreads();
+    const int start = blockIdx.x * (THREADS * PARTS) + threadIdx.x;
+    float own[PARTS];
+    for (int part = 0; part < PARTS; ++part)
+        own[part] = start + part * THREADS < vocabulary ? values[start + part * THREADS] : 0.0f;
+    for (int bin = threadIdx.x; bin < BINS; bin += THREADS) low[bin] = high[bin] = count[bin / 2] = 0;
+    bool usable;
+    const uint64 first = first_candidate(scratch, index, blocks, partial, &usable);
+    if (!usable) return;
+    const Search search = search_of(values, vocabulary, state, first);
     uint64 likely = 0;
-    const int end = min(vocabulary, (int)(blockIdx.x + 1) * chunk);
-    for (int id = blockIdx.x * chunk + threadIdx.x; id < end; id += blockDim.x) {
-        const float value = values[id];
-        const float share = expf(__fdiv_rn(value - search.largest, state.temperature));
-        const uint64 weight = weight_of(share);
-        const int bin = bin_of(search, 0, value, 0);
-        shares[id] = share;
+    for (int part = 0; part < PARTS; ++part) {
+        const float share = share_of(search, own[part]);
+        const uint64 weight = start + part * THREADS < vocabulary ? weight_of(share) : 0;
+        if (weight == 0) continue;
+        const int bin = bin_of(search, own[part]);
         if (share >= state.min_p) likely += weight;
         atomicAdd(&low[bin], (uint32)weight & ((1u << LOW_BITS) - 1));
         atomicAdd(&high[bin], (uint32)(weight >> LOW_BITS));
-        atomicAdd(&count[bin], 1u);
+        atomicAdd(&count[bin / 2], bin & 1 ? 1u << 16 : 1u);
     }
     for (int offset = 16; offset; offset >>= 1) likely += __shfl_xor_sync(~0u, likely, offset);
     Exchange* exchange = scratch.exchange + index;
     if ((threadIdx.x & 31) == 0 && likely) atomicAdd(&exchange->likely, likely);
     __syncthreads();
-    for (int bin = threadIdx.x; bin < BINS; bin += blockDim.x) {
-        if (count[bin] == 0) continue;
+    for (int bin = threadIdx.x; bin < BINS; bin += THREADS) {
+        const uint32 found = count[bin / 2] >> (bin & 1 ? 16 : 0) & 0xffffu;
+        if (found == 0) continue;
         atomicAdd(&exchange->mass[bin], (uint64)low[bin] + ((uint64)high[bin] << LOW_BITS));
-        atomicAdd(&exchange->count[bin], count[bin]);
+        atomicAdd(&exchange->count[bin], found);
     }
 }
 

@@ -1,18 +1,26 @@
 // Sampling with all state on the device; what is computed is defined in sampling_math.py, and here is how.
 //
-// Nothing is sorted. Every filter keeps a prefix of the candidates in order, so each of them, and the draw itself, is
-// one question: which candidate is the first whose running sum passes a target? ``select`` answers it by narrowing:
-// a histogram over 128 bins in candidate order, then one over the bin where the sum crosses, until so few candidates
-// are left that each can add up those before it. Weights are whole numbers (2^-36 of the largest), so sums are exact
-// and the same in any order: a draw never depends on how threads were scheduled.
+// Every filter keeps a prefix of the candidates in order, so each of them, and the draw itself, is one question: which
+// candidate is the first whose running sum passes a target? Three kernels answer it, each over many blocks a row:
 //
-// Three kernels: ``adjust_logits`` and ``weigh`` (sampling.cu) share a row among many blocks, ``pick`` (pick.cu) has one
-// block a row. This file stands before each of the two when they are compiled.
+// adjust_logits  penalties, bias and mask; the best candidate of each block.
+// weigh          the weight of every candidate, summed in bins that stand in candidate order.
+// pick           from the sums, which bins hold the answers (a filter's bounds bound those behind it); their candidates
+//                go on a list, and the block that is done last sorts it and answers exactly. Where too many are alike
+//                for the list, that block narrows the bins by itself.
+//
+// Weights are whole numbers (2^-36 of the largest), so sums are exact and the same in any order: a draw never depends
+// on how threads were scheduled. A weight that rounds to nothing takes no part. This file stands before sampling.cu and
+// pick.cu when they are compiled.
 
 typedef unsigned int uint32;
 typedef unsigned long long uint64;
 
-const int BINS = 128;
+const int THREADS = 1024;      // of a block of the last two kernels
+const int PARTS = 4;           // logits, bins or listed candidates of each of its threads
+const int BINS = THREADS * PARTS;
+const float BINS_PER_UNIT = 160.0f;  // of (largest logit - logit) / temperature: weights end at 25.6
+const int LIST = BINS;         // candidates that a list holds
 const int LOW_BITS = 18;       // of a weight, summed apart: neither half overflows 32 bits up to 2^19 candidates
 const float ONE = 68719476736.0f;  // 2^36, the weight of the largest logit
 const uint32 SEEN_IN_PROMPT = 0x80000000u;
@@ -45,17 +53,19 @@ struct Rows {
 
 // What the blocks of one draw tell each other.
 struct Exchange {
-    uint64 mass[BINS];   // weights by level-0 bin
+    uint64 mass[BINS];   // weights
+    uint32 count[BINS];  // candidates that have one
     uint64 likely;       // weights that min-p lets through
-    uint32 count[BINS];
+    uint32 listed;       // candidates on the list
+    uint32 finished;     // blocks that have put theirs there
 };
-static_assert(sizeof(Exchange) == 1544, "the host reserves so much");
+static_assert(sizeof(Exchange) == 49168, "the host reserves so much");
 
 struct Scratch {
     uint64* best;        // [draws, blocks]: the first candidate of each block
     uint32* broken;      // [draws, blocks]: whether a raw logit is not finite
     Exchange* exchange;  // [draws]
-    float* shares;       // [draws, vocabulary]: weight / largest weight
+    uint64* list;        // [draws, LIST]
 };
 
 // Order-preserving bits: larger float, larger number. -0 counts as +0.
@@ -103,27 +113,22 @@ __device__ uint64 first_candidate(const Scratch& scratch, int index, int blocks,
 
 struct Search {
     const float* values;
-    const float* shares;
     int vocabulary;
-    float largest, bins_per_unit;
+    float largest, temperature, bins_per_unit;
 };
 
-__device__ __forceinline__ Search search_of(
-    const float* values, const float* shares, int vocabulary, const RowState& state, uint64 first) {
-    return Search{values, shares, vocabulary, unordered(~(uint32)(first >> 32)), __fdiv_rn(8.0f, state.temperature)};
+__device__ __forceinline__ Search search_of(const float* values, int vocabulary, const RowState& state, uint64 first) {
+    return Search{values, vocabulary, unordered(~(uint32)(first >> 32)), state.temperature,
+                  __fdiv_rn(BINS_PER_UNIT, state.temperature)};
+}
+
+__device__ __forceinline__ float share_of(const Search& search, float value) {
+    return expf(__fdiv_rn(value - search.largest, search.temperature));
 }
 
 __device__ __forceinline__ uint64 weight_of(float share) { return __float2ull_rn(share * ONE); }
 
-// The bin of a candidate at a level, given that it lies in the chosen bins of the levels before. Levels 0 and 1 cut
-// the distance from the largest logit evenly, later ones are seven more bits of the candidate each.
-__device__ __forceinline__ int bin_of(const Search& search, int level, float value, uint64 item) {
-    if (level >= 2) {
-        const int shift = 64 - 7 * (level - 1);
-        return (int)((shift >= 0 ? item >> shift : item << 6) & (BINS - 1));
-    }
+__device__ __forceinline__ int bin_of(const Search& search, float value) {
     const float distance = (search.largest - value) * search.bins_per_unit;
-    if (!(distance < (float)(BINS - 1))) return level ? 0 : BINS - 1;
-    const int bin = (int)distance;
-    return level ? (int)((distance - (float)bin) * (float)BINS) : bin;
+    return distance < (float)BINS ? (int)distance : BINS - 1;
 }

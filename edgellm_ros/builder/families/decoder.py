@@ -6,7 +6,7 @@ projection), so that no engine has to scale anything as it runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ..graph import AttentionShape, Graph, Value
 from ..weights import Weight, scaled, shifted, stack_rows
@@ -65,21 +65,32 @@ def may_be_left_out(config: DecoderConfig, name: str) -> bool:
     return name.endswith("rotary_emb.inv_freq") or (config.tied and name == HEAD)
 
 
-def build_decoder(graph: Graph, config: DecoderConfig, weights: Mapping[str, Weight]) -> None:
-    """Write the graph; ``weights`` has every tensor of ``decoder_tensors``, and a head though it is tied, or not."""
-    _Decoder(graph, config, weights).build()
+def build_decoder(
+    graph: Graph, config: DecoderConfig, weights: Mapping[str, Weight], hidden_states: Collection[int] = ()
+) -> None:
+    """Write the graph; ``weights`` has every tensor of ``decoder_tensors``, and a head though it is tied, or not.
+
+    What the layers of ``hidden_states`` (from 1 on) add up to becomes an output of its own.
+    """
+    _Decoder(graph, config, weights).build(hidden_states)
 
 
 class _Decoder:
     def __init__(self, graph: Graph, config: DecoderConfig, weights: Mapping[str, Weight]) -> None:
         self.graph, self.config, self.weights = graph, config, weights
 
-    def build(self) -> None:
+    def build(self, hidden_states: Collection[int]) -> None:
         graph, config = self.graph, self.config
         tables = {kind: len(rope.inverse_frequency) for kind, rope in config.rope.items()}
         x = graph.lowering.declare_inputs(graph, config.hidden_size, tables)
         for layer, plan in enumerate(config.layers):
             x = self._layer(x, f"model.layers.{layer}.", layer, plan)
+            if layer < config.deepstack:
+                plane = graph.input(f"deepstack_{layer}", "float32", ["batch", "sequence", config.hidden_size])
+                x = graph.add(x, graph.as_element(plane.name))
+            if layer + 1 in hidden_states:
+                name = f"hidden_states_{layer + 1}"
+                graph.output(x, name, "float32", ["batch", "sequence", config.hidden_size])
         x = graph.gather_positions(x, Value("last_token_index"))
         logits = graph.linear(self._norm(x, "model.norm"), self.weights[HEAD if HEAD in self.weights else EMBEDDING])
         if config.logit_softcap:

@@ -20,6 +20,7 @@ WHOLES: dict[str, tuple[str | None, str]] = {
     "Idefics3ForConditionalGeneration": ("text_config", "LlamaForCausalLM"),
     "SmolVLMForConditionalGeneration": ("text_config", "LlamaForCausalLM"),
     "InternVLChatModel": ("llm_config", "Qwen2ForCausalLM"),
+    "InternVLForConditionalGeneration": ("text_config", "Qwen2ForCausalLM"),
 }
 
 _DRAFT = "it is a draft head for speculative decoding, which cannot answer without its base model"

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ..elements import scalar
 from ..graph import AttentionShape, Graph, Value
 from ..weights import Weight
 
@@ -56,7 +57,7 @@ def whole(graph: Graph, *numbers: int) -> Value:
 
 def real(graph: Graph, number: float) -> Value:
     """A constant scalar element."""
-    return graph.constant(np.array(number, dtype=graph.element))
+    return graph.constant(scalar(number, graph.element))
 
 
 def dimension(graph: Graph, x: Value, axis: int) -> Value:

@@ -42,8 +42,10 @@ class DecodingStrategy(Protocol):
         """True when sequences may join a running batch."""
         ...
 
-    def prefill_chunk(self, sequence: Sequence, row: int) -> Accepted | None:
+    def prefill_chunk(self, sequence: Sequence, row: int, *, joining: bool = False) -> Accepted | None:
         """Run one chunk of the prompt; the first token after the last chunk, None before.
+
+        ``joining``: other rows wait meanwhile.
 
         :raises BackendError: the engine failed.
         """
@@ -53,5 +55,16 @@ class DecodingStrategy(Protocol):
         """One step of rows 0..B-1, in their order.
 
         :raises BackendError: the engine failed.
+        """
+        ...
+
+    def mixes(self, decoding: Items[Sequence], joiner: Sequence) -> bool:
+        """Whether ``mixed_step`` is possible, and pays."""
+        ...
+
+    def mixed_step(self, decoding: Items[Sequence], joiner: Sequence) -> tuple[list[Accepted], Accepted | None]:
+        """``decode_step`` of rows 0..B-1 and ``prefill_chunk`` of row B in one engine call.
+
+        :raises BackendError: the engine failed; nothing was gained, and either may be tried by itself.
         """
         ...

@@ -1,0 +1,30 @@
+"""Decoding four sequences at once through the scheduler, against one: how far a batch scales, and what Python adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..harness import Case, Metric
+from ..workspace import Workspace
+
+ARGUMENTS = {"prompt_tokens": 128, "tokens": 64, "sequences": 4}
+
+
+def int8(workspace: Workspace) -> Case:
+    return Case(
+        "batch4_int8",
+        workspace.ours("int8"),
+        (
+            Metric("batch_scaling", "x one sequence", ">= 2.0 and >= llama.cpp's own"),
+            Metric("batch_decode_rate", "tokens/s of all"),
+            Metric("single_decode_rate", "tokens/s"),
+            Metric("batch_python_share", "% of a step", "< 3"),
+            Metric("batch_python_time", "us a step"),
+        ),
+        "batch_decode",
+        ARGUMENTS,
+        (workspace.llama_cpp("q8_0"),),
+    )
+
+
+CASES: dict[str, Callable[[Workspace], Case]] = {"batch4_int8": int8}

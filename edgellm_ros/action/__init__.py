@@ -1,0 +1,1 @@
+"""Action-diffusion policies: what they need, how they are run, and how their chunks become motion."""

@@ -1,0 +1,56 @@
+"""What a robot reports at one moment, checked against what its policy needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import ObservationError
+from .policy_manifest import CameraSlot, PolicyManifest
+
+
+@dataclass(frozen=True)
+class Observation:
+    """``images``: uint8 RGB [H,W,3] by camera name; ``state``: [n] in robot units; ``stamp`` in nanoseconds."""
+
+    images: Mapping[str, np.ndarray]
+    state: np.ndarray
+    stamp: int = 0
+
+
+def check_state(state: np.ndarray, manifest: PolicyManifest) -> np.ndarray:
+    """The state as float64 [n].
+
+    :raises ObservationError: another shape, or numbers that are not finite; the sentence names the dimension.
+    """
+    values = np.asarray(state, dtype=np.float64)
+    names = manifest.state.names
+    if values.shape != (len(names),):
+        raise ObservationError(
+            f"the state has shape {values.shape}; the policy takes {(len(names),)}: {', '.join(names)}."
+        )
+    for name, value in zip(names, values, strict=True):
+        if not np.isfinite(value):
+            raise ObservationError(f"the state of {name} is {value}; want a finite number: check the sensor.")
+    return values
+
+
+def check_images(images: Mapping[str, np.ndarray], manifest: PolicyManifest) -> list[tuple[CameraSlot, np.ndarray]]:
+    """Pictures in the policy's order.
+
+    :raises ObservationError: a camera is missing or unknown, or a picture is no uint8 [H,W,3].
+    """
+    found = []
+    for slot in manifest.present_cameras(list(images)):
+        image = images[slot.name if slot.name in images else slot.key]
+        if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            shape = getattr(image, "shape", type(image).__name__)
+            raise ObservationError(
+                f"the picture of camera {slot.name!r} is {getattr(image, 'dtype', '')} of shape {shape}; want uint8 "
+                "RGB "
+                "[height, width, 3]."
+            )
+        found.append((slot, image))
+    return found

@@ -1,0 +1,267 @@
+"""What a policy takes and gives, as the builder wrote it beside the action engines (``action/policy.json``).
+
+Everything that differs between families stands here as data: the runner has no class for any of them. Where a
+checkpoint does not say what its numbers mean, the meaning is ``UNKNOWN``, and nothing is published as motion.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import EngineDirectoryError, ObservationError, PolicyError
+from ..json_values import finite_number, plain_text, read_json, shown, whole_number
+from .normalization import Normalization
+from .solver import MAX_DENOISE_STEPS, FlowDirection
+
+ACTION_DIRECTORY = "action"
+POLICY_FILE = "policy.json"
+CONTRACT_VERSION = 1
+
+
+class ActionMeaning(str, Enum):
+    """What the numbers of an action are; decides as what they may be published."""
+
+    JOINT_POSITION = "joint_position"
+    JOINT_DELTA = "joint_delta"
+    DELTA_POSE = "delta_pose"
+    TWIST = "twist"
+    ACCELERATION_CURVATURE = "acceleration_curvature"
+    UNKNOWN = "unknown"
+
+
+class Handoff(str, Enum):
+    """What the action engine reads of the language model's pass."""
+
+    PREFIX_KV = "prefix_kv"  # keys and values of its layers
+    CONTEXT = "context"  # hidden states
+
+
+class FlowResult(str, Enum):
+    """What the action engine gives."""
+
+    VELOCITY = "velocity"
+    NEXT_STATE = "next_state"
+
+
+class StateInput(str, Enum):
+    """How the robot's state enters."""
+
+    PREFIX_TOKEN = "prefix_token"  # one embedding at the end of the prefix (SmolVLA)
+    SUFFIX_TOKEN = "suffix_token"  # one embedding before the actions (pi0, GR00T)
+    PROMPT_BINS = "prompt_bins"  # words of the prompt (pi0.5)
+    NONE = "none"
+
+
+class ImageFit(str, Enum):
+    """How a camera's picture becomes the network's."""
+
+    PAD_LEFT_TOP = "pad_left_top"  # aspect kept, zeros on the left and top (SmolVLA)
+    PAD_CENTRE = "pad_centre"  # aspect kept, zeros around (pi0, pi0.5)
+    PROCESSOR = "processor"  # as the language model's own image processor does
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """Names, units and statistics of a state or an action; the network takes ``padded`` numbers, zeros behind."""
+
+    names: tuple[str, ...]
+    units: tuple[str, ...]
+    padded: int
+    normalization: Normalization
+
+    def __post_init__(self) -> None:
+        width = len(self.names)
+        if len(self.units) != width or len(set(self.names)) != width:
+            raise PolicyError(
+                f"{width} dimensions have {len(self.units)} units and the names {shown(self.names)}; want one unit "
+                "each and no name twice."
+            )
+        if self.padded < width:
+            raise PolicyError(f"{width} dimensions do not fit in the {self.padded} that the network takes.")
+        if self.normalization.width not in (0, width):
+            raise PolicyError(
+                f"statistics are for {self.normalization.width} dimensions; the policy has {width}: take those that "
+                "belong to the checkpoint."
+            )
+
+    @property
+    def width(self) -> int:
+        """Real dimensions."""
+        return len(self.names)
+
+    def pad(self, values: np.ndarray) -> np.ndarray:
+        """Normalised [..., width] as float32 [..., padded]."""
+        missing = self.padded - self.width
+        return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, missing)]).astype(np.float32, copy=False)
+
+
+@dataclass(frozen=True)
+class CameraSlot:
+    """One camera: ``key`` is its full name in the checkpoint, ``name`` the last component of it."""
+
+    key: str
+    required: bool = True
+
+    @property
+    def name(self) -> str:
+        """As topics and files call it."""
+        return self.key.rsplit(".", 1)[-1]
+
+
+@dataclass(frozen=True)
+class PolicyManifest:
+    """See the module. ``horizon`` rows of ``step_time`` seconds; ``denoise_steps`` is the checkpoint's own number."""
+
+    family: str
+    policy: str
+    state: Dimensions
+    action: Dimensions
+    meaning: ActionMeaning
+    horizon: int
+    execute_steps: int
+    step_time: float
+    cameras: tuple[CameraSlot, ...]
+    image_size: tuple[int, int]
+    image_fit: ImageFit
+    image_tokens: int  # of one camera
+    empty_cameras: int  # cameras of which the policy was trained to do without, whichever they are
+    handoff: Handoff
+    direction: FlowDirection
+    result: FlowResult
+    state_input: StateInput
+    denoise_steps: int
+    time_width: int = 0  # of the sines and cosines of t; 0: the engine takes t itself
+    time_periods: tuple[float, float] = (4e-3, 4.0)  # shortest and longest of them
+    rope_theta: float = 10_000.0  # of the rotations that the prefix and the actions are given
+    head_dim: int = 0
+    time_buckets: int = 0
+    prompt_tokens: int = 48
+    prompt_format: str = "{task}\n"
+    delta_dimensions: tuple[int, ...] = ()  # actions that are given relative to the state at the same index
+    max_denoise_steps: int = MAX_DENOISE_STEPS
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            whole_number("horizon", self.horizon, 1, 4096)
+            whole_number("execute_steps", self.execute_steps, 1, self.horizon)
+            whole_number("denoise_steps", self.denoise_steps, 1, self.max_denoise_steps)
+            whole_number("max_denoise_steps", self.max_denoise_steps, 1, MAX_DENOISE_STEPS)
+            whole_number("prompt_tokens", self.prompt_tokens, 0)
+            whole_number("image_tokens", self.image_tokens, 0)
+            whole_number("empty_cameras", self.empty_cameras, 0, 16)
+            whole_number("time_width", self.time_width, 0)
+            whole_number("head_dim", self.head_dim, 0)
+            for name, value in zip(("shortest", "longest"), self.time_periods, strict=True):
+                finite_number(f"the {name} of time_periods", value)
+            finite_number("rope_theta", self.rope_theta)
+            for size in self.image_size:
+                whole_number("image_size", size, 1, 8192)
+            if not 0 < finite_number("step_time", self.step_time) <= 10:
+                raise ValueError(f"step_time is {self.step_time}; want seconds above 0, to 10")
+        except ValueError as error:
+            raise PolicyError(f"{POLICY_FILE}: {error}.") from None
+        names = [slot.name for slot in self.cameras]
+        if len(set(names)) != len(names):
+            raise PolicyError(f"{POLICY_FILE}: two cameras share a name in {names}; want names of their own.")
+        if any(not 0 <= index < min(self.action.width, self.state.width) for index in self.delta_dimensions):
+            raise PolicyError(
+                f"{POLICY_FILE}: delta_dimensions is {self.delta_dimensions}; want indices of state and action."
+            )
+
+    def camera(self, name: str) -> CameraSlot | None:
+        """The slot of that name, full or last component."""
+        return next((slot for slot in self.cameras if name in (slot.key, slot.name)), None)
+
+    def present_cameras(self, given: Sequence[str]) -> tuple[CameraSlot, ...]:
+        """The slots that ``given`` fills, in the policy's order.
+
+        :raises ObservationError: a required camera is missing or a name is unknown; the sentence lists both sides.
+        """
+        wanted = ", ".join(slot.name for slot in self.cameras)
+        unknown = [name for name in given if self.camera(name) is None]
+        if unknown:
+            raise ObservationError(f"the policy has no camera {unknown[0]!r}; its cameras are {wanted}: rename it.")
+        filled = tuple(slot for slot in self.cameras if slot.name in given or slot.key in given)
+        missing = [slot.name for slot in self.cameras if slot.required and slot not in filled]
+        if len(missing) > self.empty_cameras or not filled:
+            raise ObservationError(
+                f"camera {(missing or [wanted])[0]!r} is missing (given: {', '.join(given) or 'none'}); the policy "
+                "needs it."
+            )
+        return filled
+
+    def to_json(self) -> dict[str, Any]:
+        """The file's content; ``from_json`` reads it back to an equal object."""
+        content = asdict(self)
+        for key in ("state", "action"):
+            part: Dimensions = getattr(self, key)
+            content[key] |= {"normalization": part.normalization.to_json()}
+        return {"contract_version": CONTRACT_VERSION, **json.loads(json.dumps(content))}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> PolicyManifest:
+        """:raises PolicyError: another contract version, a key that is missing or unknown, or a value out of range."""
+        found = dict(content)
+        version = found.pop("contract_version", None)
+        if version != CONTRACT_VERSION:
+            raise PolicyError(
+                f"{POLICY_FILE} has contract_version {shown(version)}; this version reads {CONTRACT_VERSION}: build it "
+                "again."
+            )
+        try:
+            for key in cls.__dataclass_fields__:
+                found[key]  # every key is in the file, those with a default too
+            for key in ("state", "action"):
+                part = dict(found[key])
+                found[key] = Dimensions(
+                    tuple(map(plain_text, part["names"])),
+                    tuple(map(plain_text, part["units"])),
+                    whole_number(f"{key}.padded", part["padded"], 1, 1 << 16),
+                    Normalization.from_json(part["normalization"]),
+                )
+            found["cameras"] = tuple(
+                CameraSlot(plain_text(row["key"]), bool(row["required"])) for row in found["cameras"]
+            )
+            for key, kind in _ENUMS.items():
+                found[key] = kind(found[key])
+            for key in ("image_size", "delta_dimensions", "time_periods"):
+                found[key] = tuple(found[key])
+            for key in ("family", "policy", "prompt_format", "fingerprint"):
+                found[key] = str(found[key])
+            return cls(**found)
+        except PolicyError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            problem = (
+                f"lacks the key {error.args[0]!r}" if isinstance(error, KeyError) else f"has a bad value ({error})"
+            )
+            raise PolicyError(f"{POLICY_FILE} {problem}; build it again.") from None
+
+
+_ENUMS: Mapping[str, type[Enum]] = {
+    "meaning": ActionMeaning,
+    "image_fit": ImageFit,
+    "handoff": Handoff,
+    "direction": FlowDirection,
+    "result": FlowResult,
+    "state_input": StateInput,
+}
+
+
+def read_policy_manifest(directory: Path) -> PolicyManifest:
+    """The manifest of the action engines in ``directory``.
+
+    :raises PolicyError: the file is missing, no JSON object, or refused; the sentence names it.
+    """
+    try:
+        return PolicyManifest.from_json(read_json(directory / POLICY_FILE))
+    except EngineDirectoryError as error:
+        raise PolicyError(str(error)) from None

@@ -1,0 +1,225 @@
+"""A policy on this machine: one observation and one task in, one action chunk in robot units out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from ..backends.base import Backend, Tensor
+from ..backends.registry import open_backend
+from ..engine_format import open_engine_directory
+from ..errors import ObservationError, RefusalCode, RequestError
+from ..runtime.tokenizer import Tokenizer
+from ..vision.processors.letterbox import LetterboxProcessor
+from .chunk import NANOSECONDS, ActionChunk, check_finite
+from .noise import DEFAULT_NOISE_SEED, NoiseStream, check_noise_seed, noise_digest, standard_normal
+from .observation import Observation, check_images, check_state
+from .policy_engines import PolicyEngines
+from .policy_manifest import ACTION_DIRECTORY, ImageFit, PolicyManifest, read_policy_manifest
+from .solver import FlowSchedule, RealTimeChunking
+from .time_embedding import sinusoids
+
+_KEPT_SCHEDULES = 8
+
+
+class PolicyRuntime:
+    """Loads ``engine_dir`` and computes chunks, one at a time, on the thread that calls.
+
+    :raises PolicyError: the directory holds no policy, or engines that are not those of its manifest.
+    :raises EngineDirectoryError, BackendError, MissingPackageError: as ``open_engine_directory`` and ``open_backend``.
+    """
+
+    def __init__(self, engine_dir: Path | str, *, backend: str | Backend = "auto", threads: int = 0) -> None:
+        directory = open_engine_directory(engine_dir)
+        self.path = directory.path
+        self.manifest: PolicyManifest = read_policy_manifest(self.path / ACTION_DIRECTORY)
+        self._owns_backend = isinstance(backend, str)
+        self._backend = (
+            open_backend(backend, threads=threads, directory=directory) if isinstance(backend, str) else backend
+        )
+        self.tokenizer = Tokenizer.from_directory(self.path)
+        height, width = self.manifest.image_size
+        centred = self.manifest.image_fit is ImageFit.PAD_CENTRE
+        self._fit = LetterboxProcessor(height, width, centred, self.manifest.image_tokens)
+        self._engines = PolicyEngines(self.path, self.manifest, self._backend)
+        self._schedules: dict[int, tuple[FlowSchedule, list[Tensor]]] = {}
+        self._prompts: dict[str, list[int]] = {}
+        self.noise_seed = DEFAULT_NOISE_SEED
+
+    def set_action_noise_seed(self, seed: int) -> None:
+        """Seed of every later chunk that is given none, int32. :raises RequestError: it is no int32."""
+        self.noise_seed = check_noise_seed(seed)
+
+    def encode_task(self, task: str) -> list[int]:
+        """Ids of the prompt for a task.
+
+        :raises RequestError: an empty task, or a prompt beyond the policy's limit (it is never cut).
+        """
+        if not task.strip():
+            raise RequestError("the task is empty; say what the robot is to do.", RefusalCode.EMPTY_PROMPT)
+        if task not in self._prompts:
+            text = self.manifest.prompt_format.format(task=task.rstrip("\n"))
+            ids = self.tokenizer.encode(text, add_special_tokens=True, allow_control=False)
+            if len(ids) > self.manifest.prompt_tokens:
+                raise RequestError(
+                    f"the task has {len(ids)} tokens; the policy takes {self.manifest.prompt_tokens}: say it in "
+                    "fewer words.",
+                    RefusalCode.INPUT_TOO_LONG,
+                )
+            self._prompts.clear()  # one task at a time, for as long as it takes
+            self._prompts[task] = ids
+        return self._prompts[task]
+
+    def compute(
+        self,
+        observation: Observation,
+        task: str,
+        *,
+        noise_seed: int | None = None,
+        noise: np.ndarray | None = None,
+        stream: NoiseStream = NoiseStream.LIBSTDCXX,
+        denoise_steps: int = 0,
+        chunking: RealTimeChunking | None = None,
+        committed: np.ndarray | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> ActionChunk | None:
+        """One chunk; None when ``cancelled`` said so between two steps.
+
+        :param noise: float32 [H,padded] or [H,A] to start from instead of a seed's.
+        :param denoise_steps: 0 takes the policy's own number.
+        :param committed: rows [n,A] in robot units that the robot is bound to from the start on; with ``chunking``.
+        :raises ObservationError: a camera or a number is missing or unusable.
+        :raises RequestError: the task, seed or number of steps is refused.
+        :raises ChunkError: the chunk holds NaN or infinity.
+        """
+        manifest, started = self.manifest, time.perf_counter()
+        state = check_state(observation.state, manifest)
+        pictures = check_images(observation.images, manifest)
+        ids = self.encode_task(task)
+        seed = self.noise_seed if noise_seed is None else check_noise_seed(noise_seed)
+        x0 = self._starting_noise(seed, noise, stream)
+        schedule, times = self._schedule(denoise_steps)
+        processed = self._fit.process([image for _, image in pictures]).inputs["pixel_values"]
+        fitted = time.perf_counter()
+        self._engines.encode_images(processed)
+        self._backend.synchronize()
+        seen = time.perf_counter()
+        normalised = manifest.state.pad(manifest.state.normalization.normalize(state))
+        self._engines.run_prefix(len(pictures), ids, normalised)
+        self._backend.synchronize()
+        read = time.perf_counter()
+        target = None if committed is None else self._committed(committed, state)
+        result = self._denoise(x0, schedule, times, chunking, target, cancelled)
+        if result is None:
+            return None
+        done = time.perf_counter()
+        rows = self._robot_units(result, state)
+        return ActionChunk(
+            rows,
+            observation.stamp,
+            round(manifest.step_time * NANOSECONDS),
+            manifest.action.names,
+            manifest.action.units,
+            seed,
+            noise_digest(x0),
+            result,
+            {
+                "images_ms": 1e3 * (fitted - started),
+                "vision_ms": 1e3 * (seen - fitted),
+                "prefix_ms": 1e3 * (read - seen),
+                "denoise_ms": 1e3 * (done - read),
+                "total_ms": 1e3 * (time.perf_counter() - started),
+            },
+        )
+
+    def _starting_noise(self, seed: int, noise: np.ndarray | None, stream: NoiseStream) -> np.ndarray:
+        shape = (self.manifest.horizon, self.manifest.action.padded)
+        if noise is None:
+            return standard_normal(seed, shape, stream)
+        given = np.asarray(noise, dtype=np.float32)
+        if given.shape != shape or not np.isfinite(given).all():
+            raise ObservationError(f"the noise has shape {given.shape}; want finite float32 of shape {shape}.")
+        return given
+
+    def _schedule(self, steps: int) -> tuple[FlowSchedule, list[Tensor]]:
+        manifest = self.manifest
+        count = steps or manifest.denoise_steps
+        if not 1 <= count <= manifest.max_denoise_steps:
+            raise RequestError(
+                f"denoise_steps is {steps}; want 1 to {manifest.max_denoise_steps}, or 0 for the policy's own "
+                f"{manifest.denoise_steps}.",
+                RefusalCode.BAD_PARAMETER,
+            )
+        if count not in self._schedules:
+            schedule = FlowSchedule(manifest.direction, count, manifest.time_buckets)
+            table = sinusoids(schedule.times(), manifest.time_width, manifest.time_periods)
+            tensors = []
+            for row in table:
+                tensor = self._backend.allocate(self._engines.time.shape, self._engines.time.dtype)
+                tensor.write(row.reshape(tensor.shape))
+                tensors.append(tensor)
+            if len(self._schedules) >= _KEPT_SCHEDULES:
+                self._schedules.pop(next(iter(self._schedules)))
+            self._schedules[count] = schedule, tensors
+        return self._schedules[count]
+
+    def _denoise(
+        self,
+        noise: np.ndarray,
+        schedule: FlowSchedule,
+        times: list[Tensor],
+        chunking: RealTimeChunking | None,
+        committed: np.ndarray | None,
+        cancelled: Callable[[], bool],
+    ) -> np.ndarray | None:
+        """float32 [H,A]: the network's own numbers, or None when cancelled."""
+        engines, backend = self._engines, self._backend
+        engines.start_actions(noise)
+        for moment, tensor in zip(schedule.times(), times, strict=True):
+            if cancelled():
+                return None
+            backend.copy(tensor, engines.time)
+            engines.run_step()
+            if chunking is not None and committed is not None and len(committed):
+                velocity, state = engines.velocity.numpy()[0], engines.state.numpy()[0]
+                guided = chunking.guide(velocity, state, float(moment), committed, schedule.direction)
+                engines.velocity.write(guided[None].astype(np.float32))
+            backend.euler_step(engines.state, engines.velocity, schedule.step)
+        return np.array(engines.state.numpy()[0, :, : self.manifest.action.width])
+
+    def _committed(self, rows: np.ndarray, state: np.ndarray) -> np.ndarray:
+        """Robot units as the network's numbers, float32 [n,padded]."""
+        action = self.manifest.action
+        values = np.array(rows, dtype=np.float64)
+        if values.size == 0:
+            return np.empty((0, action.padded), np.float32)
+        for index in self.manifest.delta_dimensions:
+            values[:, index] -= state[index]
+        return action.pad(action.normalization.normalize(values))
+
+    def _robot_units(self, result: np.ndarray, state: np.ndarray) -> np.ndarray:
+        action = self.manifest.action
+        check_finite(result, action.names)
+        rows = action.normalization.unnormalize(result).astype(np.float64)
+        for index in self.manifest.delta_dimensions:
+            rows[:, index] += state[index]
+        check_finite(rows, action.names)
+        return rows
+
+    def close(self) -> None:
+        """Let go of the engines; a second call does nothing."""
+        self._engines.close()
+        if self._owns_backend:
+            self._backend.close()
+
+    def __enter__(self) -> PolicyRuntime:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

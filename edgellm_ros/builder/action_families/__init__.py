@@ -1,0 +1,20 @@
+"""Action policies: which tensors each family has, which graphs they make, and what its manifest says."""
+
+from __future__ import annotations
+
+from ...errors import CheckpointError
+from .base import PolicyFamily as PolicyFamily
+from .smolvla_files import SMOLVLA
+
+FAMILIES = (SMOLVLA,)
+
+
+def find_family(kind: str) -> PolicyFamily:
+    """The family of a policy's type. :raises CheckpointError: none is built; the sentence lists those that are."""
+    for family in FAMILIES:
+        if kind in family.kinds:
+            return family
+    raise CheckpointError(
+        f"policies of type {kind!r} are not built; want one of "
+        f"{', '.join(name for row in FAMILIES for name in row.kinds)}."
+    )

@@ -1,0 +1,132 @@
+"""The directory ``action`` of an engine directory: a policy's prefix, its action steps and its manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..action.policy_engines import ACTION_GRAPH_FILE, PREFIX_GRAPH_FILE
+from ..action.policy_manifest import POLICY_FILE, PolicyManifest
+from ..errors import CheckpointError
+from .action_families import PolicyFamily, find_family
+from .checkpoint import Checkpoint
+from .graph import Graph
+from .lowerings.base import Lowering
+from .onnx_writer import GraphFiles, lay_out, write_weights
+from .policy_checkpoint import PolicyCheckpoint
+from .policy_settings import PolicySettings
+from .quantize import Precision
+from .vision_families.layers import Layers
+from .weights import Weight, checkpoint_weight
+
+GRAPHS = (PREFIX_GRAPH_FILE, ACTION_GRAPH_FILE)
+
+
+@dataclass(frozen=True)
+class PolicyPlan:
+    """Everything about ``action`` that is known before a weight is read."""
+
+    graphs: Mapping[str, tuple[Graph, GraphFiles]]  # by file name
+    manifest: PolicyManifest
+    language: Checkpoint
+    answers: bool  # whether the language model is whole, so that it can also generate text
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of every file."""
+        sizes = {POLICY_FILE: len(self._manifest_bytes())}
+        for name, (_, files) in self.graphs.items():
+            sizes |= {name: len(files.model), f"{name}.data": files.data_size}
+        return sizes
+
+    def _manifest_bytes(self) -> bytes:
+        return json.dumps(self.manifest.to_json(), indent=1, ensure_ascii=False).encode()
+
+    def digest(self) -> str:
+        """Over the graphs and the manifest."""
+        checksum = hashlib.sha256(self._manifest_bytes())
+        for _, files in self.graphs.values():
+            checksum.update(hashlib.sha256(files.model).digest())
+        return checksum.hexdigest()
+
+    def write(
+        self, directory: Path, write_file: Callable[[Path, bytes], None], step: Callable[[int], None]
+    ) -> dict[str, int]:
+        """Write the directory; returns its files' sizes.
+
+        :raises CheckpointError: a weight cannot be read or is not finite.
+        """
+        directory.mkdir()
+        for name, (graph, files) in self.graphs.items():
+            write_weights(graph, files, directory / f"{name}.data", step)
+            write_file(directory / name, files.model)
+        write_file(directory / POLICY_FILE, self._manifest_bytes())
+        return self.sizes
+
+
+def plan_policy(
+    checkpoint: PolicyCheckpoint, lowering: Lowering, precision: Precision, settings: PolicySettings | None = None
+) -> PolicyPlan:
+    """Describe the action engines of a policy. Reads no weights.
+
+    :raises CheckpointError: the policy is of a kind that is not built, or a file is missing or disagrees with another.
+    """
+    family = find_family(checkpoint.kind)
+    model = family.parse(checkpoint)
+    weights = _weights(checkpoint, family, model.tensors())
+    graphs = {}
+    for name, build in zip(GRAPHS, (family.build_prefix, family.build_action), strict=True):
+        graph = Graph(lowering, precision, 0)
+        build(Layers(graph, weights), model)
+        graphs[name] = graph, lay_out(graph, name.removesuffix(".onnx"), f"{name}.data")
+    language, answers = family.language(checkpoint, model)
+    return PolicyPlan(graphs, family.manifest(checkpoint, model, settings or PolicySettings()), language, answers)
+
+
+def _weights(
+    checkpoint: PolicyCheckpoint, family: PolicyFamily, wanted: Mapping[str, tuple[int, ...]]
+) -> dict[str, Weight]:
+    """Every tensor of the action graphs, still in its file, by the names that they use."""
+    weights: dict[str, Weight] = {}
+    for name, shape in wanted.items():
+        stored = family.stored_name(name)
+        found = checkpoint.shapes.get(stored)
+        if found != shape:
+            has = "lacks it" if found is None else f"has it with shape {list(found)}"
+            raise CheckpointError(
+                f"the policy needs the tensor {stored!r} of shape {list(shape)}; the checkpoint {has}."
+            )
+        weights[name] = replace(checkpoint_weight(checkpoint, stored), name=name)
+    known = {family.stored_name(name) for name in wanted}
+    for stored in checkpoint.shapes:
+        if stored not in known and not family.may_be_left_out(stored):
+            raise CheckpointError(
+                f"the checkpoint holds tensor {stored!r} that this policy does not use; a graph without it would "
+                "give other "
+                "actions: check config.json."
+            )
+    return weights
+
+
+def features(config: Mapping[str, Any], group: str, kind: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of the features of a kind (STATE, ACTION, VISUAL) in ``input_features`` or ``output_features``.
+
+    :raises CheckpointError: they are no mapping of features.
+    """
+    found = config.get(group)
+    if not isinstance(found, dict):
+        raise CheckpointError(f"config.json: {group} is {found!r}; want the policy's features: fetch it again.")
+    shapes = {}
+    for name, row in found.items():
+        shape = row.get("shape") if isinstance(row, dict) else None
+        if not isinstance(shape, list) or not all(type(size) is int and size > 0 for size in shape):
+            raise CheckpointError(
+                f"config.json: {group} has {name!r} with shape {shape!r}; want positive whole numbers."
+            )
+        if row.get("type") == kind:
+            shapes[name] = tuple(shape)
+    return shapes

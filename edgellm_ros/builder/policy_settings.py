@@ -1,0 +1,90 @@
+"""What a checkpoint cannot say of its numbers: names, units and meaning, from a YAML file of the robot's owner.
+
+.. code-block:: yaml
+
+    meaning: joint_position        # joint_delta, delta_pose, twist, acceleration_curvature
+    step_time: 0.0333              # seconds from one action to the next
+    state: {names: [shoulder, elbow], units: [rad, rad]}
+    action: {names: [shoulder, elbow], units: [rad, rad]}
+
+Every key may be left out. Without a meaning nothing is published as motion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..action.policy_manifest import ActionMeaning
+from ..errors import CheckpointError, MissingPackageError
+from ..json_values import finite_number, plain_text, shown
+
+DEFAULT_STEP_TIME = 1 / 30
+UNKNOWN_UNIT = "unknown"
+_PARTS = ("state", "action")
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """The file's content; empty names are filled with ``state_0``, ``action_0`` and so on."""
+
+    meaning: ActionMeaning = ActionMeaning.UNKNOWN
+    step_time: float = DEFAULT_STEP_TIME
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def names_and_units(self, part: str, width: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Of ``state`` or ``action``.
+
+        :raises CheckpointError: not as many as the policy has numbers.
+        """
+        names = self.names.get(part) or tuple(f"{part}_{index}" for index in range(width))
+        units = self.units.get(part) or (UNKNOWN_UNIT,) * width
+        for label, entries in (("names", names), ("units", units)):
+            if len(entries) != width:
+                raise CheckpointError(
+                    f"the policy settings have {len(entries)} {part} {label}; the checkpoint has {width} numbers: "
+                    "give one "
+                    "each, in its order."
+                )
+        return names, units
+
+
+def read_policy_settings(path: Path | None) -> PolicySettings:
+    """:raises CheckpointError: the file is missing or no YAML, or a key is unknown or of the wrong kind."""
+    if path is None:
+        return PolicySettings()
+    try:
+        import yaml
+    except ImportError:
+        raise MissingPackageError(
+            "the package pyyaml is not installed; want it for policy settings: pip install pyyaml."
+        ) from None
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise CheckpointError(f"{path} cannot be read as YAML ({str(error).splitlines()[0]}); check it.") from None
+    if not isinstance(content, dict) or set(content) - {"meaning", "step_time", *_PARTS}:
+        raise CheckpointError(f"{path} holds {shown(content)}; want the keys meaning, step_time, state and action.")
+    try:
+        parts = {part: _part(part, content.get(part) or {}) for part in _PARTS}
+        return PolicySettings(
+            ActionMeaning(content.get("meaning", ActionMeaning.UNKNOWN.value)),
+            finite_number("step_time", content.get("step_time", DEFAULT_STEP_TIME)),
+            {part: names for part, (names, _) in parts.items()},
+            {part: units for part, (_, units) in parts.items()},
+        )
+    except ValueError as error:
+        meanings = ", ".join(row.value for row in ActionMeaning)
+        raise CheckpointError(f"{path}: {error}; want one of {meanings}, seconds and lists of words.") from None
+
+
+def _part(name: str, content: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if not isinstance(content, dict) or set(content) - {"names", "units"}:
+        raise ValueError(f"{name} is {shown(content)}")
+    lists = [content.get(key) or [] for key in ("names", "units")]
+    if not all(isinstance(entries, list) and all(isinstance(entry, str) for entry in entries) for entries in lists):
+        raise ValueError(f"{name} is {shown(content)}")
+    return tuple(map(plain_text, lists[0])), tuple(map(plain_text, lists[1]))

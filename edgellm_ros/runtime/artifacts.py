@@ -1,0 +1,104 @@
+"""What a model is before a device is touched, and the engine that is opened from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..backends.base import Backend
+from ..backends.registry import open_backend
+from ..engine_format import EngineDirectory, open_engine_directory
+from ..errors import EdgeLLMError, RefusalCode
+from ..json_values import shown
+from .executor import ModelExecutor
+from .tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ModelArtifacts:
+    """An engine directory that passed its checks, with its tokenizer. A runtime that is made of it owns it."""
+
+    directory: EngineDirectory
+    tokenizer: Tokenizer
+
+    @classmethod
+    def load(
+        cls, engine_dir: Path | str, *, tokenizer: Tokenizer | None = None, chat_template: Any | None = None
+    ) -> ModelArtifacts:
+        """Read a directory; a tokenizer or chat template that is given takes the place of its own.
+
+        :raises EngineDirectoryError: the directory fails a check.
+        """
+        directory = open_engine_directory(engine_dir)
+        tokenizer = tokenizer or Tokenizer.from_directory(directory.path)
+        if chat_template is not None:
+            tokenizer.chat_template = chat_template
+        return cls(directory, tokenizer)
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """How much of a prompt one engine call takes; explained at ``LLMRankRuntime``.
+
+    :raises EdgeLLMError: a size that is no whole number in its range.
+    """
+
+    prefill_chunk: int = 256
+    join_chunk: int = 64
+    mixed_positions: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("prefill_chunk", 1), ("join_chunk", 1), ("mixed_positions", 0)):
+            value = getattr(self, name)
+            if value is None and name == "mixed_positions":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise EdgeLLMError(
+                    f"{name} is {shown(value)}; want a whole number of at least {least}.", RefusalCode.BAD_PARAMETER
+                )
+
+
+@dataclass(frozen=True)
+class OpenedEngine:
+    """A backend with the executor of one model on it."""
+
+    backend: Backend
+    executor: ModelExecutor
+    owns_backend: bool
+    passed_over: list[str] = field(default_factory=list)  # backends that "auto" tried first, and why not
+
+    @classmethod
+    def open(
+        cls, directory: EngineDirectory, backend: Backend | str | None, threads: int, sizes: StepSizes
+    ) -> OpenedEngine:
+        """Open the engine of a directory; all of it, or nothing is left open.
+
+        :raises BackendError: the device or engine library fails, or cannot run this directory.
+        """
+        passed_over: list[str] = []
+        owns_backend = backend is None or isinstance(backend, str)
+        opened: Backend = (
+            open_backend(backend or "auto", threads=threads, directory=directory, passed_over=passed_over)
+            if backend is None or isinstance(backend, str)
+            else backend
+        )
+        try:
+            executor = ModelExecutor(
+                directory,
+                opened,
+                prefill_chunk=sizes.prefill_chunk,
+                join_chunk=sizes.join_chunk,
+                mixed_positions=sizes.mixed_positions,
+            )
+        except BaseException:
+            if owns_backend:
+                opened.close()
+            raise
+        return cls(opened, executor, owns_backend, passed_over)
+
+    def close(self) -> None:
+        """Free the engine, and the backend unless it is the caller's."""
+        self.executor.close()
+        if self.owns_backend:
+            self.backend.close()

@@ -1,0 +1,82 @@
+"""Messages and tools as chat templates take them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..errors import RequestError
+from ..json_values import shown
+from .request import Message
+
+Mark = Callable[[str, bool], str]  # (text, whether it is the model's own turn) -> the text as the template gets it
+
+
+def template_messages(messages: Sequence[Message], mark: Mark) -> list[dict[str, Any]]:
+    """One dictionary per message; what a message does not have is absent."""
+    values = []
+    for message in messages:
+        own = message.role == "assistant"
+        value: dict[str, Any] = {"role": mark(message.role, False), "content": mark(message.content, own)}
+        if message.reasoning is not None:
+            value["reasoning_content"] = mark(message.reasoning, False)
+        if message.tool_calls:
+            value["tool_calls"] = [
+                {
+                    "id": mark(call.id, False),
+                    "type": "function",
+                    "function": {
+                        "name": mark(call.name, False),
+                        "arguments": _marked(_arguments(call.arguments), mark),
+                    },
+                }
+                for call in message.tool_calls
+            ]
+        for key in ("tool_call_id", "name"):
+            if getattr(message, key):
+                value[key] = mark(getattr(message, key), False)
+        values.append(value)
+    return values
+
+
+def template_tools(tools: Sequence[Mapping[str, Any]], mark: Mark) -> list[dict[str, Any]] | None:
+    """The tools, each as ``{"type": "function", "function": {"name": …}}``; None where there are none.
+
+    :raises RequestError: one of them is no function with a name, or holds what JSON does not.
+    """
+    wrapped = []
+    for place, tool in enumerate(tools):
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str) or not name or not _is_json(tool):
+            wanted = '{"type": "function", "function": {"name": …, "parameters": …}}'
+            raise RequestError(f"tool {place} is {shown(tool)}; want {wanted}.")
+        wrapped.append(_marked(tool if "function" in tool else {"type": "function", "function": dict(tool)}, mark))
+    return wrapped or None
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _arguments(text: str) -> Any:
+    """Templates write arguments themselves, so they get the values."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _marked(value: Any, mark: Mark) -> Any:
+    if isinstance(value, str):
+        return mark(value, False)
+    if isinstance(value, Mapping):
+        return {mark(str(key), False): _marked(entry, mark) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_marked(entry, mark) for entry in value]
+    return value

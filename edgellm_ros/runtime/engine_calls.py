@@ -1,0 +1,117 @@
+"""Engine calls by size: the views, shapes and recorded steps that each needs, made once and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..backends.base import Backend, Captured, EmbeddingTable, Engine, RopeKind, Sampler, Tensor
+from .engine_tensors import EngineTensors
+
+
+@dataclass(frozen=True)
+class EngineCall:
+    """Views of one (batch, chunk) size."""
+
+    token_ids: Tensor  # [B,S]
+    positions: Tensor  # [B,S]
+    past_length: Tensor  # [B]
+    query_length: Tensor  # [B]
+    last_token_index: Tensor  # [B,R]
+    logits: Tensor  # [B*R,V]
+    sampled: Tensor  # [B]
+    run: Callable[[], None]  # the engine; whole chunks are recorded, the others are of too many sizes
+    step: Captured  # decode: the engine, the sampler, and ready for the step after it
+
+    def write(
+        self,
+        token_ids: np.ndarray,
+        positions: np.ndarray,
+        past_length: np.ndarray,
+        query_length: np.ndarray,
+        last_token_index: np.ndarray,
+    ) -> None:
+        """Enqueue the inputs, int32 each, in the shapes of the views; the arrays may be reused at once."""
+        self.token_ids.write(token_ids)
+        self.positions.write(positions)
+        self.past_length.write(past_length)
+        self.query_length.write(query_length)
+        self.last_token_index.write(last_token_index)
+
+
+class EngineCalls:
+    """Makes calls and keeps them under (batch, chunk, first row, length bucket, wanted logits)."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        engine: Engine,
+        tensors: EngineTensors,
+        embeddings: EmbeddingTable,
+        sampler: Sampler,
+        whole_chunk: int,
+    ) -> None:
+        self._backend = backend
+        self._engine = engine
+        self._tensors = tensors
+        self._embeddings = embeddings
+        self._sampler = sampler
+        self._whole_chunk = whole_chunk
+        self.made: dict[tuple[int, int, int, int, int], EngineCall] = {}
+
+    def get(self, batch: int, chunk: int, first_row: int, positions: int, wanted: int = 1) -> EngineCall:
+        """The call of rows ``first_row`` .. ``first_row + batch - 1`` that leaves at most ``positions`` in each."""
+        key = (batch, chunk, first_row, self._engine.length_bucket(positions), wanted)
+        call = self.made.get(key)
+        if call is None:
+            call = self.made[key] = self._make(*key)
+        return call
+
+    def _make(self, batch: int, chunk: int, first_row: int, bucket: int, wanted: int) -> EngineCall:
+        key = (batch, chunk, first_row, bucket, wanted)
+        tensors = self._tensors
+        shapes = tensors.shapes(batch, chunk, wanted)
+        token_ids = tensors.token_ids.prefix((batch, chunk))
+        positions = tensors.positions.prefix((batch, chunk))
+        embeds = tensors.bound["inputs_embeds"].prefix(shapes["inputs_embeds"])
+        logits = tensors.bound["logits"].prefix((batch * wanted, shapes["logits"][2]))
+        past_length = tensors.view("past_length", (batch,))
+        sampled = tensors.token_ids.prefix((batch,))  # where the next step looks for its ids
+        ropes = self._ropes(shapes)
+        backend, engine, table, sampler = self._backend, self._engine, self._embeddings, self._sampler
+        rows = range(batch)
+
+        def run_engine() -> None:
+            backend.gather_embeddings(table, token_ids, embeds)
+            for rope, cosine, sine in ropes:
+                backend.rope_tables(rope, positions, cosine, sine)
+            engine.run(shapes, first_row, bucket)
+
+        def decode() -> None:
+            """One token further, all of it on the device, and ready for the step after it."""
+            run_engine()
+            sampler.sample(logits, rows, sampled)
+            backend.advance((positions, past_length))
+
+        return EngineCall(
+            token_ids=token_ids,
+            positions=positions,
+            past_length=past_length,
+            query_length=tensors.view("query_length", (batch,)),
+            last_token_index=tensors.view("last_token_index", (batch, wanted)),
+            logits=logits,
+            sampled=sampled,
+            run=backend.capture(("prefill", *key), run_engine).run if chunk == self._whole_chunk else run_engine,
+            step=backend.capture(("decode", *key), decode),
+        )
+
+    def _ropes(self, shapes: dict[str, tuple[int, ...]]) -> list[tuple[RopeKind, Tensor, Tensor]]:
+        ropes = []
+        for kind, rope in self._tensors.ropes.items():
+            names = (f"rope_cos_{kind}", f"rope_sin_{kind}")
+            if all(name in shapes for name in names):
+                cosine, sine = (self._tensors.bound[name].prefix(shapes[name]) for name in names)
+                ropes.append((rope, cosine, sine))
+        return ropes

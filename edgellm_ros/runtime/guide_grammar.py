@@ -1,0 +1,237 @@
+"""Guides as users write them, turned into what llguidance compiles, and its complaints turned into sentences."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ..errors import MissingPackageError, RefusalCode, RequestError
+from ..json_values import shown
+
+MAX_GUIDE_BYTES = 128 * 1024
+# Blanks between two parts of a JSON text. Without a bound, small models write blanks until their budget is used up.
+_BLANKS = r"[ \n\r\t]{0,32}"
+
+
+class GuideKind(str, Enum):
+    """What the text of a guide is."""
+
+    JSON_OBJECT = "json_object"  # any JSON object; the text stays empty
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"  # the whole answer matches it
+    EBNF = "ebnf"  # "root ::= ..." as llama.cpp writes it, or Lark with "start: ..."
+    CHOICE = "choice"  # a JSON list of texts, or one text per line
+    STRUCTURAL_TAG = "structural_tag"  # free text with guided parts: JSON with "structures" and "triggers"
+
+
+@dataclass(frozen=True)
+class Guide:
+    """A form that an answer must have.
+
+    :raises RequestError: an unknown kind, a text that is missing, or one of more than 128 KiB.
+    """
+
+    kind: GuideKind
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "kind", GuideKind(self.kind))
+        except ValueError:
+            names = ", ".join(kind.value for kind in GuideKind)
+            raise bad_guide(f"the kind of a guide is {shown(self.kind)}; want one of {names}.") from None
+        if not isinstance(self.text, str):
+            raise bad_guide(f"the text of a guide is {type(self.text).__name__}; want a string.")
+        size = len(self.text.encode("utf-8", "replace"))
+        if size > MAX_GUIDE_BYTES:
+            raise bad_guide(f"the guide has {size} bytes; want at most {MAX_GUIDE_BYTES}.")
+        if bool(self.text.strip()) == (self.kind is GuideKind.JSON_OBJECT):
+            if self.kind is GuideKind.JSON_OBJECT:
+                raise bad_guide("the guide json_object came with a text; leave it empty, or call it json_schema.")
+            raise bad_guide(f"the guide {self.kind.value} has an empty text; write what the answer must look like.")
+
+    @classmethod
+    def json_schema(cls, schema: Any) -> Guide:
+        """A schema given as JSON values."""
+        return cls(GuideKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False))
+
+    @classmethod
+    def choice(cls, *texts: str) -> Guide:
+        """One of these texts, exactly."""
+        return cls(GuideKind.CHOICE, json.dumps(texts, ensure_ascii=False))
+
+
+def bad_guide(message: str) -> RequestError:
+    """The refusal of a guide."""
+    return RequestError(message, RefusalCode.BAD_GUIDE)
+
+
+def guidance_library() -> Any:
+    """The package llguidance.
+
+    :raises MissingPackageError: it is not installed.
+    """
+    try:
+        import llguidance
+    except ImportError:
+        raise MissingPackageError(
+            "guided decoding needs the package llguidance, which is not installed; run: pip install llguidance"
+        ) from None
+    return llguidance
+
+
+def check_guide(guide: Guide) -> None:
+    """Whether a guide is well formed, without a model.
+
+    :raises RequestError: it is not; the sentence names the place.
+    :raises MissingPackageError: llguidance is not installed.
+    """
+    message = guidance_library().LLMatcher.validate_grammar(grammar_of(guide, lambda text: False))
+    if message and not message.startswith("WARNING"):
+        raise complaint(guide, str(message).removeprefix("ERROR: "))
+
+
+def grammar_of(guide: Guide, is_control: Callable[[str], bool]) -> str:
+    """The grammar for llguidance; ``is_control`` says whether a text is that of a control token.
+
+    :raises RequestError: the text is not what its kind says, with the position.
+    """
+    matcher = guidance_library().LLMatcher
+    if guide.kind is GuideKind.REGEX:
+        return str(matcher.grammar_from_regex(guide.text))
+    if guide.kind is GuideKind.EBNF:
+        return str(matcher.grammar_from_lark(_lark(guide.text)))
+    if guide.kind is GuideKind.CHOICE:
+        return str(matcher.grammar_from_lark(_choice(guide.text)))
+    if guide.kind is GuideKind.STRUCTURAL_TAG:
+        return _structural_tag(guide.text, is_control)
+    schema = '{"type": "object"}'
+    if guide.kind is GuideKind.JSON_SCHEMA:
+        schema = guide.text
+        if not isinstance(_json(schema, "JSON schema"), dict):
+            raise bad_guide(f'the JSON schema is {shown(json.loads(schema))}; want an object such as {{"type": …}}.')
+    return str(matcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": _BLANKS}))
+
+
+def _json(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise bad_guide(
+            f"the {what} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}; correct it."
+        ) from None
+    except (RecursionError, ValueError) as error:  # nested too deeply, a number too long
+        raise bad_guide(f"the {what} cannot be read: {error}; make it smaller.") from None
+
+
+def _lark(text: str) -> str:
+    if "::=" not in text:
+        return text
+    from llguidance.gbnf_to_lark import any_to_lark  # brings nothing along
+
+    try:
+        return str(any_to_lark(text))
+    except Exception as error:  # its converter raises whatever it meets
+        reason = _one_line(str(error))
+        place = "" if " at line " in reason else _find(text, _name_in(reason))
+        raise bad_guide(f"the ebnf guide is wrong{place}: {reason}; correct it.") from None
+
+
+def _choice(text: str) -> str:
+    if text.lstrip().startswith("["):
+        texts = _json(text, "list of choices")
+    else:
+        texts = [line for line in text.splitlines() if line.strip()]
+    for place, choice in enumerate(texts, 1):
+        if not isinstance(choice, str) or not choice:
+            raise bad_guide(f"choice {place} is {shown(choice)}; want non-empty text.")
+    if not texts:
+        raise bad_guide("the list of choices is empty; want at least one text.")
+    return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in texts)
+
+
+def _structural_tag(text: str, is_control: Callable[[str], bool]) -> str:
+    from llguidance import StructTag
+
+    content = _json(text, "structural tag")
+    try:
+        triggers = [str(trigger) for trigger in content["triggers"]]
+        structures = [(str(part["begin"]), part["schema"], str(part["end"])) for part in content["structures"]]
+    except (KeyError, TypeError) as error:
+        raise bad_guide(
+            f'the structural tag has no usable {error}; want {{"structures": [{{"begin": "<f>", "schema": {{}}, '
+            '"end": "</f>"}], "triggers": ["<f"]}.'
+        ) from None
+    tags = []
+    for begin, schema, end in structures:
+        trigger = next((trigger for trigger in triggers if trigger and begin.startswith(trigger)), None)
+        if trigger is None or not isinstance(schema, dict):
+            what = "no trigger that it begins with" if trigger is None else "a schema that is no object"
+            raise bad_guide(f"the structure that begins with {begin!r} has {what}; add one.")
+        tags.append(StructTag(trigger=trigger, begin=begin, grammar=schema, end=end))
+    if not tags:
+        raise bad_guide("the structural tag has no structures; want at least one.")
+    return str(StructTag.to_grammar(tags, assume_special=all(is_control(tag.trigger) for tag in tags)))
+
+
+_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): (.*)", re.DOTALL)
+_REGEX_ERROR = re.compile(r"regex parse error:\n {4}(.*)\n( {4} *)\^+\nerror: (.*)")
+_QUOTED = re.compile(r"[\"']([^\"']+)[\"']|: ([\w-]+)$")
+
+
+def complaint(guide: Guide, message: str) -> RequestError:
+    """The words of llguidance about a guide as one sentence with the place where it is wrong."""
+    regex = _REGEX_ERROR.search(message)
+    if regex is not None:
+        pattern, indent, reason = regex.groups()
+        column = len(indent) - 4 + 1
+        if guide.kind is GuideKind.REGEX:
+            return _refused(guide, f" at character {_before_escaping(guide.text, column)}", reason)
+        return _refused(guide, f" at character {column} of {pattern!r}", reason)
+    place = _PLACE.match(message)
+    if place is not None and guide.kind is GuideKind.EBNF and "::=" not in guide.text:
+        line, column_text, reason = place.groups()
+        return _refused(guide, f" at line {line}, column {column_text}", reason)
+    reason = place.group(3) if place is not None else message
+    return _refused(guide, _find(guide.text, _name_in(reason)), reason)
+
+
+def _before_escaping(text: str, column: int) -> int:
+    """The place of a character that llguidance counts after it wrote line breaks as two characters."""
+    seen = 0
+    for place, character in enumerate(text, 1):
+        seen += 2 if character == "\n" else 1
+        if seen >= column:
+            return place
+    return len(text)
+
+
+def _name_in(reason: str) -> str:
+    found = _QUOTED.search(_first_line(reason))
+    return (found.group(1) or found.group(2)) if found else ""
+
+
+def _find(text: str, name: str) -> str:
+    """Line and column of a name that llguidance did not place itself."""
+    found = re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text) if name else None
+    if found is None:
+        return ""
+    before = text[: found.start()]
+    return f" at line {before.count(chr(10)) + 1}, column {found.start() - before.rfind(chr(10))}"
+
+
+def _refused(guide: Guide, where: str, reason: str) -> RequestError:
+    return bad_guide(f"the {guide.kind.value} guide is wrong{where}: {_first_line(reason)}; correct it.")
+
+
+def _first_line(text: str) -> str:
+    return _one_line(text.strip().split("\n", 1)[0])
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 300 else f"{line[:297]}..."

@@ -1,0 +1,186 @@
+"""A model on a device, and what it tells of itself; no request is known here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..backends.base import Backend, EmbeddingTable
+from ..engine_format import EngineConfig, EngineDirectory, Manifest
+from ..errors import EdgeLLMError, MisuseError, RefusalCode
+from ..json_values import shown
+from .admission import Admission
+from .artifacts import ModelArtifacts, OpenedEngine, StepSizes
+from .context_cache import ContextCache, ContextCacheConfig, ContextCacheMetrics
+from .decoding.vanilla import VanillaDecoding
+from .hidden_states import HiddenStates, HiddenStatesView
+from .metrics import LLMGenerationMetrics, LLMPrefillMetrics, MultimodalMetrics, SpecDecodeGenerationMetrics
+from .prefix_reuse import PrefixReuse
+from .pruning import VisualPrunerConfig
+from .request import check_number
+from .stage_times import StageTime
+from .system_prompt import SystemPromptStore
+
+
+class RankModel:
+    """The engine of one rank, opened, with everything that lives as long as it; not safe for several threads.
+
+    :raises BackendError: the device or engine library fails, or cannot run this directory.
+    :raises EdgeLLMError: ``context_cache`` is no configuration of it.
+    """
+
+    def __init__(
+        self,
+        artifacts: ModelArtifacts,
+        backend: Backend | str | None,
+        threads: int,
+        sizes: StepSizes,
+        context_cache: ContextCacheConfig | None,
+    ) -> None:
+        if context_cache is not None and not isinstance(context_cache, ContextCacheConfig):
+            raise EdgeLLMError(
+                f"context_cache is {shown(context_cache)}; want a ContextCacheConfig.", RefusalCode.BAD_PARAMETER
+            )
+        self._directory = artifacts.directory
+        self.tokenizer = artifacts.tokenizer
+        self._engine = OpenedEngine.open(artifacts.directory, backend, threads, sizes)
+        self.passed_over = self._engine.passed_over
+        self.executor = self._engine.executor
+        self._strategy = VanillaDecoding(self.executor, self.tokenizer)
+        self._reuse = PrefixReuse(
+            None
+            if context_cache is None
+            else ContextCache(context_cache, self.executor.cache, self._engine.backend.synchronize),
+            SystemPromptStore(self.executor, self.tokenizer),
+        )
+        self.admission = Admission(self.config, self.executor, self.tokenizer, self._strategy, self._reuse)
+        self._hidden_states = HiddenStates()
+        self.action_noise_seed: int | None = None
+        self.visual_pruner_config = VisualPrunerConfig()
+
+    # -- what it is --------------------------------------------------------------------------------------------
+
+    @property
+    def directory(self) -> EngineDirectory:
+        """The engine directory."""
+        return self._directory
+
+    @property
+    def config(self) -> EngineConfig:
+        """Its ``config.json``."""
+        return self._directory.config
+
+    @property
+    def manifest(self) -> Manifest:
+        """Its ``manifest.json``."""
+        return self._directory.manifest
+
+    @property
+    def backend(self) -> Backend:
+        """The device that runs it."""
+        return self._engine.backend
+
+    def max_batch_size(self) -> int:
+        """Rows of the engine."""
+        return self.config.limits.max_batch_size
+
+    def has_draft_model(self) -> bool:
+        """False: no draft was loaded."""
+        return False
+
+    def supports_seated_admission(self) -> bool:
+        """True when sequences may join a running batch."""
+        return self._strategy.supports_live_admission
+
+    def get_speculative_decoding_strategy_name(self) -> str:
+        """``vanilla`` with no draft."""
+        return self._strategy.name
+
+    def get_prefill_metrics(self) -> LLMPrefillMetrics:
+        """Live counters."""
+        return self.admission.prefill_metrics
+
+    def get_generation_metrics(self) -> LLMGenerationMetrics:
+        """Live counters."""
+        return self.admission.generation_metrics
+
+    def get_context_cache_metrics(self) -> ContextCacheMetrics | None:
+        """A copy of the counters; None where the context cache is off. Any thread may ask."""
+        cache = self._reuse.context_cache
+        return None if cache is None else cache.metrics()
+
+    @property
+    def reuses_context(self) -> bool:
+        """True where the context cache is on."""
+        return self._reuse.context_cache is not None
+
+    @property
+    def keeps_system_prompts(self) -> bool:
+        """True where saved system prompts are reused: the context cache is off, and there are some."""
+        return self._reuse.context_cache is None and len(self._reuse.system_prompts) > 0
+
+    def get_stage_times(self) -> dict[str, StageTime]:
+        """How long ``llm_prefill`` and ``llm_generation`` take, by engine call; what never ran is left out."""
+        return self.admission.stage_times.values()
+
+    def get_spec_decode_generation_metrics(self) -> SpecDecodeGenerationMetrics:
+        """Live counters; zero without a draft."""
+        return self.admission.spec_decode_metrics
+
+    def get_multimodal_metrics(self) -> MultimodalMetrics:
+        """A copy of the counters; zero without a vision engine."""
+        return MultimodalMetrics()
+
+    def get_base_model_hidden_states(self, layer: int) -> HiddenStatesView | None:
+        """The last request's ``layer`` (0: input embeddings); None unless it asked with ``output_thinker_embeddings``.
+
+        The view raises ``StaleViewError`` once another request has begun.
+        """
+        return self._hidden_states.view(layer)
+
+    def get_base_model_prefill_length(self) -> int:
+        """Longest prompt behind the hidden states; 0 where none were asked for."""
+        return self._hidden_states.prefill_length
+
+    def get_base_model_input_token_ids(self) -> list[list[int]]:
+        """Prompts behind the hidden states, by original index; empty where none were asked for."""
+        return [list(ids) for ids in self._hidden_states.input_token_ids]
+
+    def get_embedding_table(self) -> EmbeddingTable:
+        """Token embeddings [V,D]; valid for the life of the runtime."""
+        return self.executor.embeddings
+
+    def set_action_noise_seed(self, seed: int) -> None:
+        """Seed of the first noise of action policies, for the requests that follow; kept where there is no policy.
+
+        :raises RequestError: it is no whole number of 64 bits.
+        """
+        check_number("the action noise seed", seed, 0, (1 << 64) - 1, integer=True)
+        self.action_noise_seed = seed
+
+    def set_visual_pruner_config(self, config: VisualPrunerConfig | Mapping[str, Any]) -> None:
+        """Which image tokens to leave out; where there is no vision engine nothing is, see ``visual_pruner_active``.
+
+        :raises EdgeLLMError: an unknown name, algorithm or number out of range; the old one stays then.
+        """
+        self.visual_pruner_config = VisualPrunerConfig.of(config)
+
+    @property
+    def visual_pruner_active(self) -> bool:
+        """False: without a vision engine there is nothing to leave out, whatever the configuration says."""
+        return False
+
+    def _check_hidden_layer(self, layer: int) -> None:
+        layers = self.executor.hidden_layers
+        if layer not in layers:
+            there = f"want one of {', '.join(map(str, layers))}" if layers else "build it with --hidden-states LAYER"
+            raise MisuseError(f"accept_hidden_layer is {shown(layer)}, which this engine does not give; {there}.")
+
+
+def refuse_unserved(**options: object) -> None:
+    """:raises EdgeLLMError: an option has a value that this engine cannot serve."""
+    for name, value in options.items():
+        if value:
+            raise EdgeLLMError(
+                f"{name} is given, but this engine serves text alone; leave it out.", RefusalCode.UNSUPPORTED
+            )

@@ -1,0 +1,158 @@
+"""Compressed camera images to uint8 RGB [H,W,3]: JPEG, PNG and compressed depth, told apart by their content.
+
+The label of a message is only believed where the content does not say: cameras and bridges mislabel often. Sizes are
+read from the header and checked before anything is allocated. Orientation marks of JPEG files are ignored, so that an
+image has the geometry of the raw image beside it. PNG with 16 bits is scaled as raw 16-bit images are, alpha dropped.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from ..json_values import plain_text, shown
+from .decode import (
+    MAX_PIXELS,
+    MILLIMETRES,
+    ImageError,
+    depth_to_rgb,
+    grey_to_rgb,
+    to_eight_bits,
+)
+from .opencv import opencv
+
+_JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
+_END_OF_JPEG = b"\xff\xd9"
+_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers that carry a size
+_DEPTH_HEADER = 12  # bytes before the PNG of a compressed depth image: its kind and two quantisation numbers
+
+
+def decode_compressed(label: str, data: Any, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """``label`` is the ``format`` of a sensor_msgs/CompressedImage, ``data`` anything with a buffer of bytes.
+
+    :raises ImageError: the content is neither JPEG, PNG nor compressed depth, is cut off, or is larger than the limit.
+    """
+    view = memoryview(data).cast("B")
+    head = bytes(view[: _DEPTH_HEADER + len(_PNG)])
+    if head.startswith(_JPEG):
+        _check_pixels("JPEG", *_jpeg_size(view), max_pixels)
+        return _from_jpeg(view)
+    if head.startswith(_PNG):
+        _check_png(view, max_pixels)
+        return _from_png(_decoded(view, "PNG"))
+    if head[_DEPTH_HEADER:] == _PNG:
+        _check_png(view[_DEPTH_HEADER:], max_pixels)
+        return _from_depth(label, view)
+    raise ImageError(_unknown(label, view))
+
+
+def _check_pixels(kind: str, height: int, width: int, max_pixels: int) -> None:
+    if height < 1 or width < 1:
+        raise ImageError(f"A {kind} image claims {width} by {height} pixels; want at least 1 by 1.")
+    if height * width > max_pixels:
+        raise ImageError(
+            f"A {kind} image claims {width} by {height} pixels, {height * width} in all; want at most {max_pixels}: "
+            "lower the camera's resolution or raise images.max_pixels."
+        )
+
+
+def _jpeg_size(view: memoryview) -> tuple[int, int]:
+    """Height and width from the frame header; the file must have one, 8-bit, and reach its end."""
+    place, size = 2, None
+    while place + 4 <= len(view):
+        if view[place] != 0xFF:
+            raise ImageError(f"A JPEG image is damaged at byte {place} of {len(view)}.")
+        marker = view[place + 1]
+        if marker == 0xFF:  # a fill byte
+            place += 1
+            continue
+        if marker == 0x01 or 0xD0 <= marker <= 0xD8:  # marks without a length
+            place += 2
+            continue
+        (length,) = struct.unpack_from(">H", view, place + 2)
+        if marker in _FRAMES:
+            if length < 8 or place + 9 > len(view):
+                break
+            bits, height, width = struct.unpack_from(">BHH", view, place + 4)
+            if bits != 8:
+                raise ImageError(f"A JPEG image has {bits} bits per channel; want 8.")
+            size = height, width
+        if marker == 0xDA:
+            if size is None or bytes(view[place:]).rfind(_END_OF_JPEG) < 0:
+                break
+            return size
+        place += 2 + length
+    raise ImageError(f"A JPEG image of {len(view)} bytes ends before its image does; it was cut off on its way.")
+
+
+def _check_png(view: memoryview, max_pixels: int) -> None:
+    """The size within the limit, and every chunk up to the last."""
+    place = len(_PNG)
+    while place + 12 <= len(view):
+        length, name = struct.unpack_from(">I4s", view, place)
+        if place == len(_PNG):
+            if name != b"IHDR" or length < 8 or place + 16 > len(view):
+                raise ImageError(f"A PNG image of {len(view)} bytes starts with no header; it is damaged.")
+            width, height = struct.unpack_from(">II", view, place + 8)
+            _check_pixels("PNG", height, width, max_pixels)
+        if name == b"IEND":
+            return
+        place += 12 + length
+    raise ImageError(f"A PNG image of {len(view)} bytes ends before its image does; it was cut off on its way.")
+
+
+def _decoded(view: memoryview, kind: str) -> np.ndarray:
+    cv2 = opencv()
+    flags = cv2.IMREAD_UNCHANGED if kind == "PNG" else cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+    try:
+        image: np.ndarray | None = cv2.imdecode(np.frombuffer(view, np.uint8), flags)
+    except cv2.error as error:
+        raise ImageError(f"A {kind} image of {len(view)} bytes does not decode ({plain_text(error)[:80]}).") from None
+    if image is None:
+        raise ImageError(f"A {kind} image of {len(view)} bytes does not decode; it is damaged.")
+    return image
+
+
+def _from_jpeg(view: memoryview) -> np.ndarray:
+    cv2 = opencv()
+    rgb: np.ndarray = cv2.cvtColor(_decoded(view, "JPEG"), cv2.COLOR_BGR2RGB)
+    return rgb
+
+
+def _from_png(image: np.ndarray) -> np.ndarray:
+    if image.dtype == np.uint16:
+        image = to_eight_bits(image)
+    if image.ndim == 2:
+        return grey_to_rgb(image)
+    return np.ascontiguousarray(image[..., 2::-1])
+
+
+def _from_depth(label: str, view: memoryview) -> np.ndarray:
+    """Millimetres as they are (16UC1), or metres behind a quantised inverse (32FC1)."""
+    _, first, second = struct.unpack_from("<iff", view)
+    image = _decoded(view[_DEPTH_HEADER:], "PNG")
+    if image.ndim != 2:
+        raise ImageError(f"A compressed depth image holds {image.shape[2]} channels; want one.")
+    if not label.strip().startswith("32FC1"):
+        return grey_to_rgb(to_eight_bits(image) if image.dtype == np.uint16 else image)
+    values = image.astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        metres = np.where(values > 0, first / (values - second), np.nan)
+    return depth_to_rgb(metres * MILLIMETRES)
+
+
+def _unknown(label: str, view: memoryview) -> str:
+    if not len(view):
+        return f"A compressed image labelled {shown(plain_text(label))} is empty; want JPEG or PNG."
+    if "compressedDepth" in label:
+        return (
+            f"A compressed depth image labelled {shown(plain_text(label))} holds no PNG behind its header; want "
+            "PNG: set the publisher's format to png."
+        )
+    start = bytes(view[:8]).hex(" ")
+    return (
+        f"A compressed image labelled {shown(plain_text(label))} starts with the bytes {start}; want JPEG (ff d8 ff) "
+        "or PNG (89 50 4e 47)."
+    )

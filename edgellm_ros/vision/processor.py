@@ -1,0 +1,161 @@
+"""What every image processor gives, and which one a folder asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from ..errors import EngineDirectoryError, RequestError
+from .processor_settings import ProcessorSettings, read_processor_settings
+
+
+@dataclass(frozen=True)
+class ProcessedImages:
+    """Images as a vision engine takes them, and what stands for them in the prompt.
+
+    ``inputs``: tensors of the vision engine by name; the first dimension of each counts tiles or patches.
+    ``rows``: how many of those rows belong to each image, in order.
+    ``grids``: int64 [n,3], temporal, vertical and horizontal patches per image, for families with such positions.
+    ``token_counts``: embedding rows per image, equal to the image tokens in its placeholder.
+    ``placeholders``: the text that replaces each image's mark in the prompt.
+    """
+
+    inputs: Mapping[str, np.ndarray]
+    rows: tuple[int, ...]
+    token_counts: tuple[int, ...]
+    placeholders: tuple[str, ...]
+    grids: np.ndarray | None = None
+
+
+class Processor(Protocol):
+    """Images of one family, processed as it was trained. Safe to use from several threads."""
+
+    @property
+    def image_mark(self) -> str:
+        """What the chat template writes where an image stands; each is replaced by one placeholder."""
+        ...
+
+    @property
+    def image_token(self) -> str:
+        """The token within a placeholder whose embedding the vision engine's rows replace."""
+        ...
+
+    def process(self, images: Sequence[np.ndarray]) -> ProcessedImages:
+        """Images uint8 RGB [H,W,3] of any sizes, at least one.
+
+        :raises RequestError: an array is no such image, or its shape is beyond what the family can take.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Video:
+    """Frames uint8 RGB [H,W,3] of equal size in order, and the time from one to the next."""
+
+    frames: Sequence[np.ndarray]
+    seconds_per_frame: float = field(default=1.0)
+
+
+class VideoProcessor(Processor, Protocol):
+    """A family that takes frames as one video, with time among its positions."""
+
+    @property
+    def video_mark(self) -> str:
+        """What the chat template writes where a video stands."""
+        ...
+
+    @property
+    def video_token(self) -> str:
+        """The token within a video's placeholder whose embedding the vision engine's rows replace."""
+        ...
+
+    def process_video(self, video: Video) -> ProcessedImages:
+        """One video; ``grids`` [1,3] with as many temporal patches as pairs of frames.
+
+        :raises RequestError: as ``process``; no frames; frames of different sizes; a time that is not positive.
+        """
+        ...
+
+
+def _idefics3(settings: ProcessorSettings) -> Processor:
+    from .processors.idefics3 import Idefics3Processor
+
+    return Idefics3Processor.from_settings(settings)
+
+
+def _qwen_vl(settings: ProcessorSettings) -> Processor:
+    from .processors.qwen_vl import QwenVLProcessor
+
+    return QwenVLProcessor.from_settings(settings)
+
+
+def _internvl(settings: ProcessorSettings) -> Processor:
+    from .processors.internvl import InternVLProcessor
+
+    return InternVLProcessor.from_settings(settings)
+
+
+def _siglip(settings: ProcessorSettings) -> Processor:
+    from .processors.siglip import SiglipProcessor
+
+    return SiglipProcessor.from_settings(settings)
+
+
+def _letterbox(settings: ProcessorSettings) -> Processor:
+    from .processors.letterbox import LetterboxProcessor
+
+    return LetterboxProcessor.from_settings(settings)
+
+
+_FAMILIES: dict[str, Callable[[ProcessorSettings], Processor]] = {
+    "idefics3": _idefics3,
+    "smolvlm": _idefics3,
+    "qwen2_vl": _qwen_vl,
+    "qwen2_5_vl": _qwen_vl,
+    "qwen3_vl": _qwen_vl,
+    "internvl": _internvl,
+    "internvl_chat": _internvl,
+    "paligemma": _siglip,
+    "smolvla": _letterbox,
+    "pi0": _letterbox,
+    "pi05": _letterbox,
+}
+
+
+def open_processor(visual_dir: Path, *, normalise: bool = True) -> Processor:
+    """The image processor that the files of a folder describe.
+
+    Reads config.json (``model_type``, or ``type`` of a lerobot policy) and, where the family has them,
+    preprocessor_config.json, processor_config.json and video_preprocessor_config.json. With ``normalise=False``
+    pixels stay uint8 in the same layout, for an engine that scales them itself by ``ProcessorSettings.mean`` and
+    ``std``.
+
+    :raises EngineDirectoryError: a file is missing or unsound, or the family is none of those that can be processed.
+    """
+    settings = read_processor_settings(visual_dir, normalise=normalise)
+    opened = _FAMILIES.get(settings.family)
+    if opened is None:
+        raise EngineDirectoryError(
+            f"{visual_dir / 'config.json'} names the family {settings.family!r}, whose images cannot be processed; "
+            f"want one of {', '.join(_FAMILIES)}."
+        )
+    return opened(settings)
+
+
+def check_images(images: Sequence[np.ndarray]) -> None:
+    """Refuse whatever is not a list of uint8 RGB images [H,W,3].
+
+    :raises RequestError: the list is empty, or one is of another type, shape or size.
+    """
+    if len(images) == 0:
+        raise RequestError("There is no image to process; give at least one.")
+    for index, image in enumerate(images):
+        shape = tuple(image.shape)
+        if image.dtype != np.uint8 or len(shape) != 3 or shape[2] != 3 or 0 in shape:
+            raise RequestError(
+                f"Image {index} is {image.dtype} of shape {list(shape)}; want uint8 of shape [height, width, 3], RGB."
+            )

@@ -1,0 +1,134 @@
+"""The settings of an image processor, read from the files that checkpoints carry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import EngineDirectoryError
+from ..json_values import finite_number, plain_text, read_json, shown, whole_number
+from .resize import Filter
+
+LARGEST_SIDE = 1 << 16  # pixels; of any tile or limit of a side
+_OFF = ("do_resize", "do_rescale", "do_normalize")
+
+
+@dataclass(frozen=True)
+class ProcessorSettings:
+    """One folder's files: ``image`` is the image processor's own object, ``source`` the file it came from."""
+
+    directory: Path
+    family: str
+    config: dict[str, Any]
+    image: dict[str, Any]
+    processor: dict[str, Any]
+    video: dict[str, Any]
+    source: Path
+    normalise: bool
+
+    def fault(self, sentence: str) -> EngineDirectoryError:
+        """An error about the image processor's file."""
+        return EngineDirectoryError(f"{self.source}: {sentence}.")
+
+    def size(self, name: str, values: dict[str, Any] | None = None, *, default: int | None = None) -> int:
+        """A positive whole number of the image processor's object (or of ``values``)."""
+        found = (self.image if values is None else values).get(name, default)
+        try:
+            return whole_number(name, found, 1)
+        except ValueError as error:
+            raise self.fault(str(error)) from None
+
+    def kernel(self, default: Filter) -> Filter:
+        """The resampling kernel, by Pillow's number."""
+        found = self.image.get("resample", default.value)
+        try:
+            return Filter(found)
+        except ValueError:
+            wanted = ", ".join(f"{kernel.value} ({kernel.name.lower()})" for kernel in Filter)
+            raise self.fault(f"resample is {shown(found)}; want one of {wanted}") from None
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A switch; null counts as the default."""
+        found = self.image.get(name)
+        if found is None:
+            return default
+        if not isinstance(found, bool):
+            raise self.fault(f"{name} is {shown(found)}; want true or false")
+        return found
+
+    def pixel_table(self) -> np.ndarray:
+        """What each of 256 levels becomes, [256,3]: float32 as the reference computes it, or uint8 unchanged."""
+        levels = np.arange(256)
+        if not self.normalise:
+            return np.repeat(levels[:, None], 3, axis=1).astype(np.uint8)
+        values = (levels * self.rescale_factor).astype(np.float32)[:, None]
+        return np.ascontiguousarray((values - self.mean) / self.std)
+
+    @property
+    def rescale_factor(self) -> float:
+        """What levels are multiplied with before mean and deviation."""
+        try:
+            return finite_number("rescale_factor", self.image.get("rescale_factor", 1 / 255))
+        except ValueError as error:
+            raise self.fault(str(error)) from None
+
+    @property
+    def mean(self) -> np.ndarray:
+        """float32 [3], taken off after scaling."""
+        return self._three("image_mean")
+
+    @property
+    def std(self) -> np.ndarray:
+        """float32 [3], divided by."""
+        values = self._three("image_std")
+        if not (values > 0).all():
+            raise self.fault(f"image_std is {values.tolist()}; want three positive numbers")
+        return values
+
+    def _three(self, name: str) -> np.ndarray:
+        found = self.image.get(name)
+        try:
+            if not isinstance(found, list) or len(found) != 3:
+                raise ValueError(f"{name} is {shown(found)}; want three numbers")
+            return np.array([finite_number(name, value) for value in found], np.float32)
+        except ValueError as error:
+            raise self.fault(str(error)) from None
+
+
+def _object(holder: dict[str, Any], name: str) -> dict[str, Any]:
+    found = holder.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def read_processor_settings(directory: Path, *, normalise: bool = True) -> ProcessorSettings:
+    """The settings that a folder holds; newer checkpoints keep all of them in processor_config.json.
+
+    :raises EngineDirectoryError: config.json is missing, a file is unsound, or a step that must run is switched off.
+    """
+    config = read_json(directory / "config.json")
+    family = config.get("model_type", config.get("type"))
+    if not isinstance(family, str):
+        raise EngineDirectoryError(
+            f"{directory / 'config.json'} has the model_type {shown(family)}; want the name of a family."
+        )
+    processor = _optional(directory / "processor_config.json")
+    source = directory / "preprocessor_config.json"
+    image = _optional(source)
+    if not image and "image_processor" in processor:
+        source = directory / "processor_config.json"
+        image = _object(processor, "image_processor")
+    video = _optional(directory / "video_preprocessor_config.json") or _object(processor, "video_processor") or image
+    settings = ProcessorSettings(
+        directory, plain_text(family), config, image, processor, video, source, normalise=normalise
+    )
+    for name in _OFF:
+        if not settings.flag(name, default=True):
+            raise settings.fault(f"{name} is false; this step is part of every processor here, so want true")
+    return settings

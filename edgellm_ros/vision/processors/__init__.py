@@ -1,0 +1,1 @@
+"""One image processor per family, equal to the one the family was trained with."""

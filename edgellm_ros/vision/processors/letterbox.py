@@ -1,0 +1,87 @@
+"""The image step of robot policies: aspect kept, bilinear without antialiasing, the rest black.
+
+SmolVLA pads on the left and on top, pi0 and pi0.5 on both sides. Both blend 32-bit numbers, so there is no rounding
+to 8 bits, and both give black the value -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...json_values import shown, whole_number
+from ..opencv import opencv
+from ..processor import ProcessedImages, check_images
+from ..processor_settings import ProcessorSettings
+
+
+@dataclass(frozen=True)
+class LetterboxProcessor:
+    """``pixel_values`` float32 [images,3,height,width] in [-1,1]."""
+
+    height: int
+    width: int
+    centred: bool  # the padding; False: all of it on the left and on top
+    tokens_per_image: int
+
+    image_mark = ""  # a policy's prompt has no marks: cameras come first, in the order of its settings
+    image_token = ""
+
+    @classmethod
+    def from_settings(cls, settings: ProcessorSettings) -> LetterboxProcessor:
+        """Read ``resize_imgs_with_padding`` (SmolVLA) or ``image_resolution`` (pi0, pi0.5) of config.json."""
+        if not settings.normalise:
+            raise settings.fault("a policy's images are blended in 32-bit numbers and cannot stay 8-bit")
+        smolvla = settings.family == "smolvla"
+        name = "resize_imgs_with_padding" if smolvla else "image_resolution"
+        found = settings.config.get(name)
+        try:
+            if not isinstance(found, list) or len(found) != 2:
+                raise ValueError(f"{name} is {shown(found)}; want two sizes")
+            first, second = (whole_number(name, value, 1) for value in found)
+        except ValueError as error:
+            raise settings.fault(str(error)) from None
+        height, width = (second, first) if smolvla else (first, second)  # SmolVLA writes width first
+        return cls(height, width, centred=not smolvla, tokens_per_image=_tokens(settings, height, width))
+
+    def process(self, images: Sequence[np.ndarray]) -> ProcessedImages:
+        """See ``Processor.process``."""
+        check_images(images)
+        pixels = np.full((len(images), 3, self.height, self.width), -1.0, np.float32)
+        for index, image in enumerate(images):
+            blended, top, left = self._blend(image)
+            down, across = blended.shape[:2]
+            part = pixels[index, :, top : top + down, left : left + across]
+            np.multiply(blended.transpose(2, 0, 1), np.float32(2 / 255), out=part)
+            part -= 1
+        counts = (self.tokens_per_image,) * len(images)
+        return ProcessedImages(
+            inputs={"pixel_values": pixels},
+            rows=(1,) * len(images),
+            token_counts=counts,
+            placeholders=("",) * len(images),
+        )
+
+    def _blend(self, image: np.ndarray) -> tuple[np.ndarray, int, int]:
+        """float32 [h,w,3] in 0..255 that fits, and where its top left corner goes."""
+        height, width = image.shape[:2]
+        ratio = max(width / self.width, height / self.height)
+        down, across = max(int(height / ratio), 1), max(int(width / ratio), 1)
+        blended = image.astype(np.float32)
+        if (down, across) != (height, width):
+            cv2 = opencv()
+            blended = cv2.resize(blended, (across, down), interpolation=cv2.INTER_LINEAR)
+        share = 2 if self.centred else 1
+        return blended, (self.height - down) // share, (self.width - across) // share
+
+
+def _tokens(settings: ProcessorSettings, height: int, width: int) -> int:
+    """Patches of the encoder, merged as the connector does; SmolVLM's encoder where config.json does not say."""
+    vision = settings.config.get("vision_config")
+    patch, factor = (16, 4) if settings.family == "smolvla" else (14, 1)
+    if isinstance(vision, dict):
+        patch = settings.size("patch_size", vision)
+        factor = settings.size("scale_factor", settings.config, default=factor)
+    return (height // patch) * (width // patch) // factor**2

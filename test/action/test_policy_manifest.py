@@ -1,0 +1,136 @@
+"""The policy manifest: read back as written, and refused where it cannot drive a robot."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from edgellm_ros.action.normalization import IDENTITY, Normalization, NormalizationKind
+from edgellm_ros.action.policy_manifest import (
+    POLICY_FILE,
+    ActionMeaning,
+    CameraSlot,
+    Dimensions,
+    FlowResult,
+    Handoff,
+    ImageFit,
+    PolicyManifest,
+    StateInput,
+    read_policy_manifest,
+)
+from edgellm_ros.action.solver import FlowDirection
+from edgellm_ros.errors import ObservationError, PolicyError
+
+
+def manifest(**changes):
+    statistics = Normalization(NormalizationKind.MEAN_STD, (0.0, 1.0), (1.0, 2.0), 1e-8)
+    fields = {
+        "family": "smolvla",
+        "policy": "test",
+        "state": Dimensions(("shoulder", "elbow"), ("rad", "rad"), 32, statistics),
+        "action": Dimensions(("shoulder", "elbow"), ("rad", "rad"), 32, statistics),
+        "meaning": ActionMeaning.JOINT_POSITION,
+        "horizon": 50,
+        "execute_steps": 50,
+        "step_time": 1 / 30,
+        "cameras": (CameraSlot("observation.images.top"), CameraSlot("observation.images.wrist", required=False)),
+        "image_size": (512, 512),
+        "image_fit": ImageFit.PAD_LEFT_TOP,
+        "image_tokens": 64,
+        "empty_cameras": 0,
+        "handoff": Handoff.PREFIX_KV,
+        "direction": FlowDirection.DOWN,
+        "result": FlowResult.VELOCITY,
+        "state_input": StateInput.PREFIX_TOKEN,
+        "denoise_steps": 10,
+        **changes,
+    }
+    return PolicyManifest(**fields)
+
+
+def test_it_is_read_back_as_it_was_written(tmp_path):
+    written = manifest(delta_dimensions=(1,), prompt_format="Task: {task}", fingerprint="abc")
+    (tmp_path / POLICY_FILE).write_text(json.dumps(written.to_json()))
+    assert read_policy_manifest(tmp_path) == written
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("horizon", 0, "horizon is 0; want a whole number from 1"),
+        ("execute_steps", 51, "execute_steps is 51; want a whole number from 1 to 50"),
+        ("denoise_steps", 101, "denoise_steps is 101"),
+        ("step_time", 0.0, "step_time is 0.0; want seconds above 0"),
+        ("step_time", float("nan"), "step_time is nan"),
+        ("image_size", (0, 512), "image_size is 0"),
+        ("cameras", (CameraSlot("a.top"), CameraSlot("b.top")), "two cameras share a name"),
+        ("delta_dimensions", (2,), "delta_dimensions"),
+    ],
+)
+def test_values_out_of_range_are_named(key, value, sentence):
+    with pytest.raises(PolicyError, match=sentence):
+        manifest(**{key: value})
+
+
+def test_dimensions_agree_with_their_statistics_and_the_network():
+    with pytest.raises(PolicyError, match="statistics are for 2 dimensions; the policy has 3"):
+        Dimensions(("a", "b", "c"), ("rad",) * 3, 32, Normalization(NormalizationKind.RANGE, (0.0, 0.0), (1.0, 1.0)))
+    with pytest.raises(PolicyError, match="33 dimensions do not fit in the 32"):
+        Dimensions(tuple(map(str, range(33))), ("rad",) * 33, 32, IDENTITY)
+    with pytest.raises(PolicyError, match="no name twice"):
+        Dimensions(("a", "a"), ("rad", "rad"), 32, IDENTITY)
+
+
+def test_values_are_padded_with_zeros_behind():
+    padded = Dimensions(("a", "b"), ("rad", "m"), 5, IDENTITY).pad(np.ones((3, 2)))
+    assert padded.shape == (3, 5) and padded[:, :2].all() and not padded[:, 2:].any() and padded.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"contract_version": 2}, "contract_version 2; this version reads 1"),
+        ({"horizon": None}, "horizon is None"),
+        ({"meaning": "levitation"}, "bad value"),
+        ({"surprise": 1}, "bad value"),
+        ({"state": None}, "bad value"),
+        ({"cameras": [{"name": "top"}]}, "lacks the key 'key'"),
+    ],
+)
+def test_a_damaged_file_is_one_sentence(tmp_path, change, sentence):
+    (tmp_path / POLICY_FILE).write_text(json.dumps({**manifest().to_json(), **change}))
+    with pytest.raises(PolicyError, match=sentence):
+        read_policy_manifest(tmp_path)
+
+
+def test_a_missing_file_or_key_is_one_sentence(tmp_path):
+    with pytest.raises(PolicyError, match=r"policy\.json"):
+        read_policy_manifest(tmp_path)
+    for key in manifest().to_json():
+        content = manifest().to_json()
+        del content[key]
+        (tmp_path / POLICY_FILE).write_text(json.dumps(content))
+        with pytest.raises(PolicyError, match=POLICY_FILE):
+            read_policy_manifest(tmp_path)
+
+
+def test_cameras_are_found_by_full_name_and_by_its_last_component():
+    policy = manifest()
+    given = ["wrist", "observation.images.top"]
+    assert [slot.name for slot in policy.present_cameras(given)] == ["top", "wrist"]
+    assert [slot.name for slot in policy.present_cameras(["top"])] == ["top"]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["wrist"], "camera 'top' is missing"),
+        ([], "camera 'top' is missing"),
+        (["top", "left"], "no camera 'left'; its cameras are top, wrist"),
+    ],
+)
+def test_missing_and_unknown_cameras_are_refused(given, sentence):
+    with pytest.raises(ObservationError, match=sentence):
+        manifest().present_cameras(given)

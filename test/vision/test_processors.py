@@ -1,0 +1,212 @@
+"""Image processors against transformers' own, on pictures with gradients, hard edges, saturation and noise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pictures import picture
+from processor_cases import CASES, SAMPLES, Case
+
+from edgellm_ros.errors import EngineDirectoryError, RequestError
+from edgellm_ros.vision.processor import ProcessedImages, Processor, Video, open_processor
+
+pytest.importorskip("cv2")
+
+HERE = Path(__file__).resolve().parent
+FACTS = json.loads((HERE / "processors.json").read_text("utf-8"))
+TOKENS_PER_ROW = {
+    **{"smolvlm-published": 64, "smolvlm-single": 64, "smolvlm-small": 4, "smolvlm-one-tile": 4, "idefics3-bicubic": 4},
+    **{"internvl3": 256, "internvl3-small": 4, "paligemma": 256, "siglip-bilinear": 48},
+}
+SMALL = [case for case in CASES if max(max(size) for size in case.sizes) < 200]
+
+
+def write_folder(folder: Path, case: Case, **changes: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(case.config), "utf-8")
+    (folder / "preprocessor_config.json").write_text(json.dumps({**case.image, **changes}), "utf-8")
+    if case.processor:
+        (folder / "processor_config.json").write_text(json.dumps(case.processor), "utf-8")
+    return folder
+
+
+def case_named(name: str) -> Case:
+    return next(case for case in CASES if case.name == name)
+
+
+def opened(folder: Path, name: str, *, normalise: bool = True, **changes: Any) -> Processor:
+    return open_processor(write_folder(folder, case_named(name), **changes), normalise=normalise)
+
+
+def grey_levels(case: Case, values: np.ndarray, places: np.ndarray, shape: list[int]) -> np.ndarray:
+    """Normalised values back in levels 0..255; ``places`` tell each value's channel."""
+    channels = places // (shape[2] * shape[3]) % 3 if len(shape) == 4 else places % shape[1] // (shape[1] // 3)
+    mean, std = (np.array(case.image[name])[channels] for name in ("image_mean", "image_std"))
+    return (values * std + mean) * 255
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_pixels_grids_and_counts_equal_the_reference(case, tmp_path):
+    facts = FACTS[case.name]
+    done = open_processor(write_folder(tmp_path, case)).process([picture(*size) for size in case.sizes])
+    pixels = done.inputs["pixel_values"]
+    assert pixels.dtype == np.float32
+    assert list(pixels.shape) == facts["shape"]
+    places = np.random.Generator(np.random.PCG64(len(case.name))).integers(0, pixels.size, SAMPLES)
+    with np.load(HERE / "processors.npz") as stored:
+        wanted = grey_levels(case, stored[case.name], places, facts["shape"])
+    found = grey_levels(case, pixels.reshape(-1)[places], places, facts["shape"])
+    difference = np.abs(found - wanted)
+    assert difference.max() < 1.01  # a tie of rounding in one pass may fall to the other side
+    assert (difference > 0.01).mean() < 0.005
+    if "grids" in facts:
+        assert done.grids is not None and done.grids.dtype == np.int64
+        assert done.grids.tolist() == facts["grids"]
+        assert done.token_counts == tuple(down * across // 4 for _, down, across in facts["grids"])
+    if "tiles" in facts:
+        assert done.rows == tuple(facts["tiles"])
+    if "columns" in facts:
+        assert done.rows == tuple(r * c + 1 for r, c in zip(facts["rows"], facts["columns"], strict=True))
+    if case.name in TOKENS_PER_ROW:
+        assert done.token_counts == tuple(rows * TOKENS_PER_ROW[case.name] for rows in done.rows)
+    check_consistency(done)
+
+
+def check_consistency(done: ProcessedImages) -> None:
+    assert sum(done.rows) == len(done.inputs["pixel_values"])
+    for token in ("<image>", "<|image_pad|>", "<IMG_CONTEXT>"):
+        counts = tuple(text.count(token) for text in done.placeholders)
+        assert counts in (done.token_counts, (0,) * len(counts))
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+def test_an_image_gives_the_same_alone_and_among_others(case, tmp_path):
+    processor = open_processor(write_folder(tmp_path, case))
+    pictures = [picture(*size) for size in case.sizes]
+    together = processor.process(pictures)
+    first = 0
+    for index, image in enumerate(pictures):
+        alone = processor.process([image])
+        rows = together.inputs["pixel_values"][first : first + together.rows[index]]
+        assert np.array_equal(alone.inputs["pixel_values"], rows)
+        assert alone.placeholders == (together.placeholders[index],)
+        assert alone.token_counts == (together.token_counts[index],)
+        first += together.rows[index]
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+def test_levels_without_normalisation_lead_to_the_same_numbers(case, tmp_path):
+    images = [picture(30, 40), picture(97, 31)]
+    levels = open_processor(write_folder(tmp_path, case), normalise=False).process(images).inputs["pixel_values"]
+    values = open_processor(tmp_path).process(images).inputs["pixel_values"]
+    assert levels.dtype == np.uint8
+    places = np.arange(values.size)
+    back = grey_levels(case, values.reshape(-1), places, list(values.shape))
+    assert np.abs(back - levels.reshape(-1)).max() < 1e-3
+
+
+@pytest.mark.parametrize("grid", [(0, 0), (2, 3)], ids=str)
+def test_smolvlm_placeholders_are_those_of_the_reference(grid, tmp_path):
+    sizes = {(0, 0): (32, 32), (2, 3): (64, 96)}
+    case = case_named("smolvlm-small")
+    (write_folder(tmp_path, case, do_image_splitting=grid != (0, 0)) / "processor_config.json").write_text(
+        json.dumps({"image_seq_len": 2}), "utf-8"
+    )
+    done = open_processor(tmp_path).process([picture(*sizes[grid])])
+    assert done.placeholders == (FACTS["smolvlm_prompts"][f"{grid[0]},{grid[1]}"],)
+
+
+def test_settings_of_newer_checkpoints_lie_in_one_file(tmp_path):
+    case = case_named("qwen3-vl-small")
+    before = open_processor(write_folder(tmp_path, case)).process([picture(40, 30)])
+    (tmp_path / "preprocessor_config.json").unlink()
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": case.image}), "utf-8")
+    after = open_processor(tmp_path).process([picture(40, 30)])
+    assert np.array_equal(before.inputs["pixel_values"], after.inputs["pixel_values"])
+
+
+@pytest.mark.parametrize(("changes", "sentence"), [
+    ({"patch_size": 0}, "patch_size is 0; want a whole number from 1"),
+    ({"image_std": [0.5, 0.0, 0.5]}, "want three positive numbers"),
+    ({"image_mean": [0.5]}, "image_mean is [0.5]; want three numbers"),
+    ({"resample": 9}, "resample is 9; want one of 1 (lanczos)"),
+    ({"do_resize": False}, "do_resize is false"),
+    ({"size": {"shortest_edge": 900, "longest_edge": 800}}, "min_pixels is 900 and max_pixels 800"),
+    ({"size": {}}, "min_pixels is None"),
+])  # fmt: skip
+def test_unsound_settings_are_refused_by_name(changes, sentence, tmp_path):
+    with pytest.raises(EngineDirectoryError) as refusal:
+        opened(tmp_path, "qwen3-vl-small", **changes)
+    assert sentence in str(refusal.value)
+    assert "preprocessor_config.json" in str(refusal.value)
+
+
+def test_an_unknown_family_is_refused_by_name(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "whisper"}', "utf-8")
+    with pytest.raises(EngineDirectoryError, match=r"'whisper'.*smolvlm"):
+        open_processor(tmp_path)
+
+
+@pytest.mark.parametrize(("image", "sentence"), [
+    (np.zeros((4, 4), np.uint8), "uint8 of shape [4, 4]"),
+    (np.zeros((4, 4, 4), np.uint8), "[4, 4, 4]"),
+    (np.zeros((4, 4, 3), np.float32), "float32"),
+    (np.zeros((0, 4, 3), np.uint8), "[0, 4, 3]"),
+    (np.zeros((1, 201, 3), np.uint8), "aspect ratio of 201.0"),
+])  # fmt: skip
+def test_arrays_that_are_no_images_are_refused_with_their_shape(image, sentence, tmp_path):
+    with pytest.raises(RequestError) as refusal:
+        opened(tmp_path, "qwen3-vl-small").process([image])
+    assert sentence in str(refusal.value)
+
+
+def test_no_images_are_refused(tmp_path):
+    with pytest.raises(RequestError, match="no image"):
+        opened(tmp_path, "qwen3-vl-small").process([])
+
+
+def test_a_still_image_is_a_video_of_equal_frames(tmp_path):
+    processor = opened(tmp_path, "qwen2.5-vl-limited")
+    image = picture(60, 80)
+    still = processor.process([image])
+    video = processor.process_video(Video([image] * 4, seconds_per_frame=0.5))
+    assert video.grids.tolist() == [[2, *still.grids[0, 1:]]]
+    half = len(video.inputs["pixel_values"]) // 2
+    assert np.array_equal(video.inputs["pixel_values"][:half], still.inputs["pixel_values"])
+    assert np.array_equal(video.inputs["pixel_values"][half:], still.inputs["pixel_values"])
+    assert video.placeholders == ("<|video_pad|>" * video.token_counts[0],)
+
+
+def test_both_frames_of_a_patch_are_in_it_and_an_odd_last_one_twice(tmp_path):
+    processor = opened(tmp_path, "qwen2.5-vl-limited")
+    frames = [picture(56, 56, seed) for seed in range(3)]
+    video = processor.process_video(Video(frames)).inputs["pixel_values"]
+    patches = video.reshape(2, 16, 3, 2, 14, 14)
+    stills = [processor.process([frame]).inputs["pixel_values"].reshape(16, 3, 2, 14, 14)[:, :, 0] for frame in frames]
+    for pair, (first, second) in enumerate(((0, 1), (2, 2))):
+        assert np.array_equal(patches[pair][:, :, 0], stills[first])
+        assert np.array_equal(patches[pair][:, :, 1], stills[second])
+
+
+def test_qwen3_writes_the_middle_of_each_pair_of_frames_into_the_prompt(tmp_path):
+    processor = opened(tmp_path, "qwen3-vl-small")
+    done = processor.process_video(Video([picture(16, 16)] * 5, seconds_per_frame=0.5))
+    count = done.token_counts[0] // 3
+    frame = "<|vision_start|>" + "<|video_pad|>" * count + "<|vision_end|>"
+    assert done.placeholders == ("".join(f"<{seconds} seconds>{frame}" for seconds in ("0.2", "1.2", "2.0")),)
+
+
+@pytest.mark.parametrize(("video", "sentence"), [
+    (Video([]), "no image"),
+    (Video([picture(8, 8), picture(8, 9)]), "2 different sizes"),
+    (Video([picture(8, 8)] * 2, seconds_per_frame=0.0), "0.0 seconds per frame"),
+    (Video([picture(8, 8)]), "1 frame; want at least 2"),
+])  # fmt: skip
+def test_frames_that_make_no_video_are_refused(video, sentence, tmp_path):
+    with pytest.raises(RequestError) as refusal:
+        opened(tmp_path, "qwen3-vl-small").process_video(video)
+    assert sentence in str(refusal.value)
