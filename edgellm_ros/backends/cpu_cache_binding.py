@@ -5,26 +5,19 @@ The graphs of the builder's lowerings differ in this and in nothing else that th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import BackendError, MisuseError
+from ..errors import MisuseError
 from .base import CacheLayout, DataType, TensorSpec
 from .cpu_kv_cache import CPUKVCache
+from .engine_tensors import cache_layout, cache_tensors
 from .host_tensor import aligned_zeros
 
-_CACHE_NAME = re.compile(r"(past|present|new)_(key|value)_(\d+)")
 _SHORTEST_PREFIX = 16
-
-
-def cache_tensor(name: str) -> tuple[str, int] | None:
-    """(past, present or new; keys of layer i at 2i, values at 2i + 1) of a cache tensor, None for another."""
-    match = _CACHE_NAME.fullmatch(name)
-    return None if match is None else (match[1], 2 * int(match[3]) + (match[2] == "value"))
 
 
 class CacheBinding(Protocol):
@@ -62,7 +55,7 @@ class InPlaceBinding:
 
     def __init__(self, path: Path, past: list[TensorSpec], present: list[TensorSpec]) -> None:
         self._names = [(before.name, after.name) for before, after in zip(past, present, strict=True)]
-        self.layout = _layout(path, past, heads=1, wanted="[batch, heads, capacity, head size]")
+        self.layout = cache_layout(path, past, time_first=False)
         self.capacity = max(0, past[0].shape[2]) if past else 0
 
     def prefix(self, cache: CPUKVCache, past: np.ndarray) -> int:
@@ -95,7 +88,7 @@ class PrefixBinding:
 
     def __init__(self, path: Path, past: list[TensorSpec], new: list[TensorSpec]) -> None:
         self._names = [(before.name, after.name) for before, after in zip(past, new, strict=True)]
-        self.layout = _layout(path, past, heads=2, wanted="[prefix, batch, heads, head size]")
+        self.layout = cache_layout(path, past, time_first=True)
 
     def prefix(self, cache: CPUKVCache, past: np.ndarray) -> int:
         """A power of two that covers every row, so that few bindings serve all lengths."""
@@ -138,39 +131,13 @@ class PrefixBinding:
                 array[start : start + count, first_row + row] = new[row, :count]
 
 
-def _layout(path: Path, past: list[TensorSpec], *, heads: int, wanted: str) -> CacheLayout:
-    layers = []
-    for keys, values in zip(past[::2], past[1::2], strict=True):
-        shape = keys.shape
-        if shape != values.shape or keys.dtype is not values.dtype or len(shape) != 4 or -1 in (shape[heads], shape[3]):
-            raise BackendError(f"{path}: {keys.name!r} has shape {shape}; want {wanted}.")
-        layers.append((shape[heads], shape[3]))
-    return CacheLayout(tuple(layers), past[0].dtype if past else DataType.FLOAT32)
-
-
 def cache_binding(path: Path, specs: Iterable[TensorSpec]) -> CacheBinding:
     """The way of a graph whose cache tensors are ``specs``.
 
     :raises BackendError: they make no set of caches.
     """
-    found: dict[str, dict[int, TensorSpec]] = {"past": {}, "present": {}, "new": {}}
-    for spec in specs:
-        kind, slot = cache_tensor(spec.name) or ("", 0)
-        found[kind][slot] = spec
-    past = found["past"]
-    written = found["new"] or found["present"]
-    if (
-        set(past) != set(range(len(past)))
-        or set(written) != set(past)
-        or len(past) % 2
-        or (found["new"] and found["present"])
-    ):
-        raise BackendError(
-            f"{path} has {len(past)} past, {len(found['present'])} present and {len(found['new'])} new cache tensors; "
-            "want past_key_i and past_value_i with present_ (in place) or new_ (rows to be added) for every layer."
-        )
-    inputs, outputs = ([specs[slot] for slot in range(len(past))] for specs in (past, written))
-    return PrefixBinding(path, inputs, outputs) if found["new"] else InPlaceBinding(path, inputs, outputs)
+    past, written, new_rows = cache_tensors(path, specs)
+    return PrefixBinding(path, past, written) if new_rows else InPlaceBinding(path, past, written)
 
 
 def check_cache(cache: object, binding: CacheBinding, path: Path) -> CPUKVCache:

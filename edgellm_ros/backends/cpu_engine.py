@@ -12,8 +12,9 @@ import onnxruntime
 from ..engine_format import GRAPH_FILE
 from ..errors import BackendError, MisuseError
 from .base import CacheLayout, DataType, EngineCapabilities, KVCache, Tensor, TensorSpec
-from .cpu_cache_binding import cache_binding, cache_tensor, check_cache
+from .cpu_cache_binding import cache_binding, check_cache
 from .cpu_kv_cache import CPUKVCache
+from .engine_tensors import NamedTensors, cache_tensor
 from .host_tensor import HostTensor, host_tensor
 
 _TYPES = {
@@ -61,6 +62,7 @@ class CPUEngine:
         self._graph_inputs = set(self._inputs)
         self._caches = cache_binding(path, caches)
         self._inputs.update(self._caches.inputs)
+        self._tensors = NamedTensors(path, self._inputs, self._outputs)
         self.capabilities = EngineCapabilities(ragged_chunks=False, interval_mask=False, capture=True)
 
     @property
@@ -99,11 +101,7 @@ class CPUEngine:
 
     def bind(self, name: str, tensor: Tensor) -> None:
         """:raises ValueError: unknown name or another element type."""
-        spec = self._inputs.get(name) or self._outputs.get(name)
-        if spec is None:
-            raise ValueError(f"{name!r} is no tensor of {self._path}; want one of {[*self._inputs, *self._outputs]}.")
-        if tensor.dtype is not spec.dtype:
-            raise ValueError(f"{name!r} was bound to {tensor.dtype.value}; want {spec.dtype.value}.")
+        self._tensors.find(name, tensor.dtype)
         self._bound[name] = host_tensor(tensor)
         self._bindings.clear()
 
@@ -171,19 +169,7 @@ class CPUEngine:
             raise BackendError(f"{missing[0]!r} is not bound or has no shape; bind every input and give its shape.")
         binding = session.io_binding()
         for name, shape in shapes.items():
-            spec = self._inputs.get(name) or self._outputs.get(name)
-            tensor = self._bound.get(name)
-            if spec is None or tensor is None:
-                raise BackendError(f"{name!r} was given a shape but is not bound; want a bound tensor of {self._path}.")
-            fits = len(shape) == len(spec.shape) and all(
-                want in (-1, have) for want, have in zip(spec.shape, shape, strict=True)
-            )
-            if not fits:
-                raise BackendError(f"{name!r} was run with shape {tuple(shape)}; want {spec.shape}.")
-            try:
-                address = tensor.prefix(tuple(shape)).address
-            except ValueError as error:
-                raise BackendError(f"{name!r}: {error}") from None
+            spec, address = self._tensors.place(name, tuple(shape), self._bound)
             if name in self._inputs and name not in self._graph_inputs:
                 continue  # read by the cache binding, not by the graph
             bind = binding.bind_input if name in self._inputs else binding.bind_output

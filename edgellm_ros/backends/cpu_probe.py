@@ -13,17 +13,13 @@ import onnxruntime
 from ..errors import BackendError
 from .base import DataType, EngineCapabilities
 from .cpu_engine import CPUEngine
+from .engine_tensors import is_language_model
 from .host_tensor import HostTensor, aligned_zeros
 from .onnx_bytes import FLOAT, INT32, one_node_model
+from .probe_tokens import CAPACITY, ProbeTokens, Row, allowed_error
 
 WINDOW_KEYS = "sliding_window"  # graph metadata: how many keys, itself included, a query of a windowed layer sees
 WINDOW_ATTRIBUTE = "local_window_size"  # graph metadata: the attribute that was written for it
-_CAPACITY = 16
-_LANGUAGE_INPUTS = ("inputs_embeds", "past_length", "last_token_index")
-_SHARE = (
-    0.4  # of the difference that another context makes; int8 products of one model came to 0.26, for inputs are rounded
-)
-_ROUNDING = 1e-4  # of the size of the logits
 _MIXED_POSITIONS = 16  # measured at eight bits on two cores: (4,2) takes 0.73 of (3,1) and (1,2), (4,4) 0.95, (4,8) 1.4
 
 
@@ -35,7 +31,7 @@ def probe(engine: CPUEngine) -> EngineCapabilities:
     details = {"onnxruntime": str(onnxruntime.__version__)}
     window = _probe_window(engine, details)
     ragged = False
-    if all(name in engine.inputs for name in _LANGUAGE_INPUTS) and "logits" in engine.outputs:
+    if is_language_model(engine.inputs, engine.outputs):
         ragged = _LanguageProbe(engine).run(details)
     return EngineCapabilities(
         ragged_chunks=ragged,
@@ -54,11 +50,7 @@ class _LanguageProbe:
 
     def __init__(self, engine: CPUEngine) -> None:
         self._engine = engine
-        random = np.random.default_rng(7)
-        width = engine.inputs["inputs_embeds"].shape[2]
-        self._tokens = random.normal(0.0, 1.0, (2, 5, width)).astype(np.float32)
-        self._tokens[1, 4] = self._tokens[0, 4]  # the last token is the same, what stands before it is not
-        self._noise = random.normal(0.0, 1.0, width).astype(np.float32)
+        self._tokens = ProbeTokens(engine.inputs["inputs_embeds"].shape[2])
         self._ragged_input = "query_length" in engine.inputs
         self._cache = engine.new_cache(0, 0)
         self._padding_written = False
@@ -73,8 +65,7 @@ class _LanguageProbe:
             whole = self._last_logits([[(0, 0, 5), (1, 0, 5)]])
             if not np.isfinite(whole).all():
                 raise BackendError("its logits are not finite")
-            size = float(np.linalg.norm(whole[0]))
-            allowed = max(_SHARE * float(np.linalg.norm(whole[0] - whole[1])), _ROUNDING * size)
+            allowed = allowed_error(whole[0], whole[1])
             if self._ragged_input:
                 parts = self._last_logits([[(0, 0, 3), (0, 0, 2)], [(0, 3, 4), (0, 2, 4)], [(0, 4, 5), (0, 4, 5)]])
                 error = float(np.linalg.norm(parts - whole[0], axis=1).max())
@@ -95,47 +86,26 @@ class _LanguageProbe:
             engine.unbind()
         return False
 
-    def _last_logits(self, calls: list[list[tuple[int, int, int]]]) -> np.ndarray:
+    def _last_logits(self, calls: list[list[Row]]) -> np.ndarray:
         """Logits [B, V] of the last position after ``calls``; each has (context, start, end) for every row."""
         engine = self._engine
-        self._cache = engine.new_cache(len(calls[0]), _CAPACITY)
+        self._cache = engine.new_cache(len(calls[0]), CAPACITY)
         engine.bind_cache(self._cache)
         logits = np.empty(0, dtype=np.float32)
         for rows in calls:
             logits = self._call(rows)
         return logits
 
-    def _call(self, rows: list[tuple[int, int, int]]) -> np.ndarray:
+    def _call(self, rows: list[Row]) -> np.ndarray:
         engine = self._engine
-        batch, chunk = len(rows), max(end - start for _, start, end in rows)
-        starts = np.array([start for _, start, _ in rows], dtype=np.int32)
-        lengths = np.array([end - start for _, start, end in rows], dtype=np.int32)
-        embeds = np.broadcast_to(self._noise, (batch, chunk, self._noise.size)).copy()  # padding that would be noticed
-        for row, (context, start, end) in enumerate(rows):
-            embeds[row, : end - start] = self._tokens[context, start:end]
-        positions = starts[:, None] + np.arange(chunk, dtype=np.int32)
-        known = {
-            "inputs_embeds": embeds,
-            "past_length": starts,
-            "query_length": lengths,
-            "last_token_index": (lengths - 1)[:, None],
-            "attend_start": np.zeros_like(positions),
-            "attend_end": positions + 1,
-        }
         shapes = {}
-        for name, spec in engine.inputs.items():
-            if name.startswith(("rope_cos_", "rope_sin_")):
-                half = spec.shape[2]
-                angles = positions[..., None] * np.exp2(-np.arange(half, dtype=np.float32))
-                values: np.ndarray = np.cos(angles) if name.startswith("rope_cos_") else np.sin(angles)
-            elif name in known:
-                values = np.asarray(known[name])
-            else:  # an adapter index, planes of an image: nothing of the kind here
-                free = iter((batch, chunk, 1, 1))
-                values = np.zeros([next(free) if size == -1 else size for size in spec.shape])
-            shapes[name] = self._bind(name, spec.dtype, np.asarray(values))
+        for name, values in self._tokens.inputs(engine.inputs, rows).items():
+            array = aligned_zeros(values.shape, values.dtype)
+            array[...] = values
+            engine.bind(name, HostTensor(array, engine.inputs[name].dtype))
+            shapes[name] = array.shape
         vocab_size = engine.outputs["logits"].shape[2]
-        logits = aligned_zeros((batch, 1, vocab_size), np.dtype(np.float32))
+        logits = aligned_zeros((len(rows), 1, vocab_size), np.dtype(np.float32))
         shapes["logits"] = logits.shape
         engine.bind("logits", HostTensor(logits, DataType.FLOAT32))
         engine.run(shapes)
@@ -143,12 +113,6 @@ class _LanguageProbe:
         ends = enumerate(end for _, _, end in rows)
         self._padding_written |= any(array[row, :, end:].any() for row, end in ends for array in self._cache.arrays)
         return logits[:, 0]
-
-    def _bind(self, name: str, dtype: DataType, values: np.ndarray) -> tuple[int, ...]:
-        array = aligned_zeros(values.shape, dtype.numpy)
-        array[...] = values
-        self._engine.bind(name, HostTensor(array, dtype))
-        return array.shape
 
 
 def _probe_window(engine: CPUEngine, details: dict[str, str]) -> int:

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import EdgeLLMError, RequestError
@@ -18,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("engine_dir", metavar="ENGINE_DIR", help="directory that 'edgellm build' wrote")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--prompt", help="text of the user's turn")
+    what.add_argument("--prompt", action="append", help="text of the user's turn; repeatable: the turns of one chat")
     what.add_argument("--input-ids", metavar="1,2,3", help="token ids; no template, no tokenizer")
     parser.add_argument("--system", default="", help="text of a system turn before it")
     parser.add_argument(
@@ -37,7 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--logprobs", type=int, default=0, metavar="K", help="with --json: K most likely of each token")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="of the engine; 0: all physical cores")
     parser.add_argument("--backend", default="auto", help="auto, onnxruntime, onnxruntime_cuda, tensorrt or fake")
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead")
+    parser.add_argument(
+        "--cache-mb", type=int, default=256, metavar="MB", help="memory for what turns have in common; 0: none"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object a turn instead")
     parser.add_argument("--profile", action="store_true", help="with --json: times of stages, token counts and memory")
 
 
@@ -58,50 +62,74 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _generate(arguments: argparse.Namespace) -> int:
+    from ..runtime.context_cache import ContextCacheConfig
     from ..runtime.inference_runtime import LLMInferenceRuntime
     from ..runtime.memory_monitor import MemoryMonitor
-    from ..runtime.request import LLMGenerationResponse
-    from ..runtime.session import GenerationSession
-    from ..runtime.streaming import StreamChannel
+    from ..runtime.request import Message
 
-    channel = StreamChannel()
-    request = _request(arguments, channel)
-    response = LLMGenerationResponse()
-    with LLMInferenceRuntime(arguments.engine_dir, backend=arguments.backend, threads=arguments.threads) as runtime:
+    prompts = arguments.prompt or [None]
+    if len(prompts) > 1 and arguments.no_chat_template:
+        raise RequestError("--prompt is given several times, which makes a chat; leave --no-chat-template out.")
+    cache = ContextCacheConfig(arguments.cache_mb * 2**20)
+    reuses = len(prompts) > 1 and cache.budget_bytes > 0
+    said = [Message("system", arguments.system)] if arguments.system else []
+    said += [Message("user", prompts[0])] if prompts[0] is not None else []
+    request = _request(arguments, said)
+    with LLMInferenceRuntime(
+        arguments.engine_dir,
+        backend=arguments.backend,
+        threads=arguments.threads,
+        context_cache=cache if reuses else None,
+    ) as runtime:
         memory = MemoryMonitor(runtime.rank.backend.memory) if arguments.profile else None
         if memory is not None:
             memory.start()
-        prepared = runtime.prepare(request)
-        generation = runtime.rank.begin_generation(prepared, response)
-        if generation is None:
-            refusal = runtime.rank.last_refusal
-            raise EdgeLLMError(refusal.message, refusal.code) if refusal else EdgeLLMError("the request was refused.")
-        with generation:
-            session = GenerationSession(runtime.rank, generation)
-            session.prime_from_prefill()
-            _show(channel, arguments.json)
-            while not session.finished():
-                session.advance()
-                _show(channel, arguments.json)
-            runtime.rank.finish_generation(generation, prepared, response)
-        if arguments.json:
-            report = _report(runtime, prepared, response)
-            if memory is not None:
-                report["profile"] = _profile(runtime, memory.stop())
-            print(json.dumps(report, ensure_ascii=False))
-        else:
-            print(flush=True)
-            print(_summary(response), file=sys.stderr)
-    if response.messages[0]:
-        print(f"edgellm generate: {response.messages[0]}", file=sys.stderr)
-        return 1
+        for following in [*prompts[1:], None]:
+            prepared, response = _answer(runtime, request, silent=arguments.json)
+            if arguments.json:
+                report = _report(runtime, prepared, response)
+                if memory is not None and following is None:
+                    report["profile"] = _profile(runtime, memory.stop())
+                print(json.dumps(report, ensure_ascii=False))
+            else:
+                print(flush=True)
+                print(_summary(response), file=sys.stderr)
+            if response.messages[0]:
+                print(f"edgellm generate: {response.messages[0]}", file=sys.stderr)
+                return 1
+            if following is not None:
+                said += [Message("assistant", response.output_texts[0]), Message("user", following)]
+                request = _request(arguments, said)
     return 0
 
 
-def _request(arguments: argparse.Namespace, channel: Any) -> Any:
-    from ..runtime.request import LLMGenerationRequest, Message, Request, SamplingParameters
+def _answer(runtime: Any, request: Any, *, silent: bool) -> tuple[Any, Any]:
+    """One turn, shown as it comes; the request as it was run, and the response."""
+    from ..runtime.request import LLMGenerationResponse
+    from ..runtime.session import GenerationSession
 
-    messages: tuple[Message, ...] = ()
+    channel, response = request.stream_channels[0], LLMGenerationResponse()
+    prepared = runtime.prepare(request)
+    generation = runtime.rank.begin_generation(prepared, response)
+    if generation is None:
+        refusal = runtime.rank.last_refusal
+        raise EdgeLLMError(refusal.message, refusal.code) if refusal else EdgeLLMError("the request was refused.")
+    with generation:
+        session = GenerationSession(runtime.rank, generation)
+        session.prime_from_prefill()
+        _show(channel, silent)
+        while not session.finished():
+            session.advance()
+            _show(channel, silent)
+        runtime.rank.finish_generation(generation, prepared, response)
+    return prepared, response
+
+
+def _request(arguments: argparse.Namespace, messages: Sequence[Any]) -> Any:
+    from ..runtime.cache_policy import DERIVE_REPLAY_TAIL
+    from ..runtime.request import LLMGenerationRequest, Request, SamplingParameters
+    from ..runtime.streaming import StreamChannel
+
     ids: list[list[int]] = []
     if arguments.input_ids is not None:
         try:
@@ -112,13 +140,10 @@ def _request(arguments: argparse.Namespace, channel: Any) -> Any:
             ) from None
         if not ids[0]:
             raise RequestError("--input-ids is empty; want at least one id.")
-    else:
-        system = (Message("system", arguments.system),) if arguments.system else ()
-        messages = (*system, Message("user", arguments.prompt))
     return LLMGenerationRequest(
         requests=(
             Request(
-                messages,
+                tuple(messages),
                 stop_strings=tuple(arguments.stop),
                 ignore_eos=arguments.ignore_eos,
                 guided_decoding=guide_options.guide_from(arguments),
@@ -137,8 +162,9 @@ def _request(arguments: argparse.Namespace, channel: Any) -> Any:
         enable_thinking=arguments.thinking,
         tools=guide_options.tools_from(arguments),
         num_logprobs=arguments.logprobs,
-        stream_channels=(channel,),
+        stream_channels=(StreamChannel(),),
         pre_tokenized_input_ids=ids,
+        context_cache_replay_tail_length=DERIVE_REPLAY_TAIL,
     )
 
 
@@ -172,6 +198,7 @@ def _report(runtime: Any, prepared: Any, response: Any) -> dict[str, Any]:
 
     return {
         "input_ids": prepared.pre_tokenized_input_ids[0],
+        "reused_tokens": response.reused_token_counts[0],
         "output_ids": response.output_ids[0],
         "text": response.output_texts[0],
         "reasoning": response.reasoning_texts[0],

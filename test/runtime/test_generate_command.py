@@ -55,6 +55,20 @@ def test_a_profile_tells_times_counts_and_memory(engine, capsys):
     assert generate(engine, "--prompt", "hi", "--profile") == 2
 
 
+@pytest.mark.parametrize("options", [(), ("--cache-mb", "0")], ids=["reuse", "none"])
+def test_several_prompts_are_the_turns_of_one_chat(engine, capsys, options):
+    prompts = ("--prompt", "the first of all questions", "--prompt", "and another")
+    assert generate(engine, "--system", "be kind", *prompts, "--json", *options) == 0
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert first["text"] == second["text"] == TEXT and first["reused_tokens"] == 0
+    known = first["input_ids"] + first["output_ids"]
+    assert second["input_ids"][: len(known)] == known
+    assert second["reused_tokens"] == (0 if options else (len(known) - 1) // 16 * 16)
+    assert generate(engine, *prompts) == 0
+    assert capsys.readouterr().out == f"{TEXT}\n{TEXT}\n"
+    assert generate(engine, *prompts, "--no-chat-template") == 2 == generate(engine, *prompts, "--cache-mb", "-1")
+
+
 def test_ids_bypass_template_and_tokenizer(engine, capsys):
     assert generate(engine, "--input-ids", "1, 2,3", "--json", "--max-tokens", "3") == 0
     report = json.loads(capsys.readouterr().out)

@@ -8,31 +8,24 @@ side by side first.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...errors import BackendError, MisuseError
-from ..base import CacheLayout, DataType, KVCache, TensorSpec
+from ..base import KVCache, TensorSpec
+from ..engine_tensors import cache_layout, cache_tensors
 from .device import Device
 from .kernels import Kernels
 from .kv_cache import SEGMENT, CacheOrder, CUDAKVCache
 from .tensor import CUDAMemory, CUDATensor
 
 SMALLEST_BUCKET = 128
-_NAME = re.compile(r"(past|present|new)_(key|value)_(\d+)")
 _SCATTER = np.dtype([("source", "u8"), ("destination", "u8"), ("bytes", "u8")])
 _THREADS = 128
 _PACK_THREADS = 32
 _MOST_PIECES = 256  # blocks that share the positions of one row of one array
-
-
-def cache_tensor(name: str) -> tuple[str, int] | None:
-    """(past | present | new, array) of a cache tensor: keys of layer i are array 2i, values 2i + 1; None for others."""
-    match = _NAME.fullmatch(name)
-    return None if match is None else (match[1], 2 * int(match[3]) + (match[2] == "value"))
 
 
 def length_buckets(capacity: int) -> tuple[int, ...]:
@@ -71,19 +64,11 @@ class CacheBinding:
     :raises BackendError: they are incomplete, or of shapes that fit neither layout.
     """
 
-    def __init__(self, path: object, inputs: Mapping[str, TensorSpec], outputs: Mapping[str, TensorSpec]) -> None:
+    def __init__(self, path: object, specs: Iterable[TensorSpec]) -> None:
         self._path = path
-        self._past = _slots(inputs, "past")
-        present, new = _slots(outputs, "present"), _slots(outputs, "new")
-        results = present or new
-        if set(self._past) != set(range(len(self._past))) or set(results) != set(self._past) or (present and new):
-            raise BackendError(
-                f"{path} has {len(self._past)} past, {len(present)} present and {len(new)} new cache tensors; "
-                "want past_key_i and past_value_i, and the same of present_ or new_, for every layer."
-            )
-        self._results = results
-        self.order = CacheOrder.TIME_FIRST if new else CacheOrder.HEADS_FIRST
-        self.layout = self._read_layout()
+        self._past, self._results, new_rows = cache_tensors(path, specs)
+        self.order = CacheOrder.TIME_FIRST if new_rows else CacheOrder.HEADS_FIRST
+        self.layout = cache_layout(path, self._past, time_first=new_rows)
         self.cache: CUDAKVCache | None = None
         self._new: list[CUDAMemory] = []
         self._new_positions = 0
@@ -100,17 +85,6 @@ class CacheBinding:
         if not self._past or self.time_first:
             return 0
         return max(0, self._past[0].shape[2])
-
-    def _read_layout(self) -> CacheLayout:
-        layers = []
-        heads_axis = 2 if self.order is CacheOrder.TIME_FIRST else 1
-        for layer in range(len(self._past) // 2):
-            keys, values = self._past[2 * layer], self._past[2 * layer + 1]
-            shape = keys.shape
-            if keys.shape != values.shape or len(shape) != 4 or -1 in (shape[heads_axis], shape[3]):
-                raise BackendError(f"{self._path}: {keys.name!r} has shape {shape}; want fixed heads and head size.")
-            layers.append((shape[heads_axis], shape[3]))
-        return CacheLayout(tuple(layers), self._past[0].dtype if self._past else DataType.FLOAT32)
 
     def bind(self, cache: KVCache) -> None:
         """Use these caches from now on.
@@ -274,12 +248,3 @@ class CacheBinding:
         memory = CUDAMemory(device, table.nbytes)
         device.write(memory.address, table)
         return memory
-
-
-def _slots(specs: Mapping[str, TensorSpec], kind: str) -> dict[int, TensorSpec]:
-    found = {}
-    for name, spec in specs.items():
-        parsed = cache_tensor(name)
-        if parsed is not None and parsed[0] == kind:
-            found[parsed[1]] = spec
-    return found

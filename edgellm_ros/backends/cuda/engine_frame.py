@@ -9,7 +9,8 @@ from typing import Any
 
 from ...errors import BackendError
 from ..base import CacheLayout, DataType, EngineCapabilities, KVCache, Tensor, TensorSpec
-from .cache_binding import CacheBinding, CacheCall, Placed, cache_tensor
+from ..engine_tensors import NamedTensors, cache_tensor
+from .cache_binding import CacheBinding, CacheCall, Placed
 from .device import Device
 from .graphs import Recorder
 from .kernels import Kernels
@@ -44,13 +45,14 @@ class EngineFrame(ABC):
         outputs: list[TensorSpec],
     ) -> None:
         self._device, self._kernels, self._recorder, self._path = device, kernels, recorder, path
-        self._caches = CacheBinding(path, {spec.name: spec for spec in inputs}, {spec.name: spec for spec in outputs})
+        self._caches = CacheBinding(path, (*inputs, *outputs))
         self._inputs = {spec.name: spec for spec in inputs if cache_tensor(spec.name) is None}
         self._outputs = {spec.name: spec for spec in outputs if cache_tensor(spec.name) is None}
         self._graph_inputs = set(self._inputs)
         if self._caches.time_first and "query_length" not in self._inputs:
             # The graph has no use for it, but the scatter of new rows has.
             self._inputs["query_length"] = TensorSpec("query_length", DataType.INT32, (-1,))
+        self._tensors = NamedTensors(path, self._inputs, self._outputs)
         self._bound: dict[str, CUDATensor] = {}
         self._calls: dict[object, Call] = {}
         self._closed = False
@@ -78,11 +80,7 @@ class EngineFrame(ABC):
 
     def bind(self, name: str, tensor: Tensor) -> None:
         """:raises ValueError: unknown name or another element type."""
-        spec = self._inputs.get(name) or self._outputs.get(name)
-        if spec is None:
-            raise ValueError(f"{name!r} is no tensor of {self._path}; want one of {[*self._inputs, *self._outputs]}.")
-        if tensor.dtype is not spec.dtype:
-            raise ValueError(f"{name!r} was bound to {tensor.dtype.value}; want {spec.dtype.value}.")
+        spec = self._tensors.find(name, tensor.dtype)
         self._bound[name] = cuda_tensor(tensor, self._device)
         self._forget()
         if name == "inputs_embeds":
@@ -137,7 +135,7 @@ class EngineFrame(ABC):
         inputs, outputs = [], []
         for name, given in shapes.items():
             shape = tuple(given)
-            placed = self._place(name, shape)
+            placed = Placed(name, self._tensors.place(name, shape, self._bound)[1], shape)
             if name in self._graph_inputs:
                 inputs.append(placed)
             elif name in self._outputs:
@@ -149,20 +147,6 @@ class EngineFrame(ABC):
         lengths = (self._bound.get("past_length"), self._bound.get("query_length"))
         cache = self._caches.call(self._device, self._kernels, batch, chunk, first_row, prefix, lengths)
         return Call((*inputs, *cache.inputs), (*outputs, *cache.outputs), cache)
-
-    def _place(self, name: str, shape: tuple[int, ...]) -> Placed:
-        spec = self._inputs.get(name) or self._outputs.get(name)
-        tensor = self._bound.get(name)
-        if spec is None or tensor is None:
-            raise BackendError(f"{name!r} was given a shape but is not bound; want a bound tensor of {self._path}.")
-        if len(shape) != len(spec.shape) or any(
-            want not in (-1, have) for want, have in zip(spec.shape, shape, strict=True)
-        ):
-            raise BackendError(f"{name!r} was run with shape {shape}; want {spec.shape}.")
-        try:
-            return Placed(name, tensor.prefix(shape).address, shape)
-        except ValueError as error:
-            raise BackendError(f"{name!r}: {error}") from None
 
     def _forget(self) -> None:
         for call in self._calls.values():

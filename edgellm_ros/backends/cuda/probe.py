@@ -13,18 +13,12 @@ import numpy as np
 
 from ...errors import BackendError, EdgeLLMError
 from ..base import DataType, EngineCapabilities
+from ..engine_tensors import is_language_model
+from ..probe_tokens import CAPACITY, TOKENS, ProbeTokens, Row, allowed_error
 from .engine_frame import EngineFrame
 from .graphs import Recorder
 from .kv_cache import CUDAKVCache
 from .tensor import CUDATensor
-
-LANGUAGE_INPUTS = ("inputs_embeds", "past_length", "last_token_index")
-_CAPACITY = 16
-_TOKENS = 5
-_SHARE = 0.2  # of the difference that another context makes
-_ROUNDING = 1e-4  # of the size of the logits
-
-Row = tuple[int, int, int]  # context, first and last position + 1
 
 
 class LanguageProbe:
@@ -43,13 +37,8 @@ class LanguageProbe:
     ) -> None:
         self._engine, self._make_tensor, self._make_cache = engine, make_tensor, make_cache
         self._rows = rows or 2
-        self._tokens_at_once = chunk or _TOKENS
-        random = np.random.default_rng(7)
-        width = engine.inputs["inputs_embeds"].shape[2]
-        self._tokens = random.normal(0.0, 1.0, (2, _TOKENS, width)).astype(np.float32)
-        self._tokens[1, -1] = self._tokens[0, -1]  # the last token is the same, what stands before it is not
-        self._noise = random.normal(0.0, 1.0, width).astype(np.float32)
-        self._logits: CUDATensor | None = None
+        self._tokens_at_once = chunk or TOKENS
+        self._tokens = ProbeTokens(engine.inputs["inputs_embeds"].shape[2])
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def run(self, details: dict[str, str]) -> bool:
@@ -59,14 +48,13 @@ class LanguageProbe:
         """
         step = self._tokens_at_once
         whole, other = (
-            self._last_logits([[(context, start, min(start + step, _TOKENS))] for start in range(0, _TOKENS, step)])[0]
+            self._last_logits([[(context, start, min(start + step, TOKENS))] for start in range(0, TOKENS, step)])[0]
             for context in (0, 1)
         )
         if not np.isfinite(whole).all():
             raise BackendError("its logits are not finite")
-        size = float(np.linalg.norm(whole))
-        allowed = max(_SHARE * float(np.linalg.norm(whole - other)), _ROUNDING * size)
-        chunks = [(0, 0, 3), (0, 3, 4), (0, 4, 5)] if step >= 3 else [(0, at, at + 1) for at in range(_TOKENS)]
+        allowed = allowed_error(whole, other)
+        chunks = [(0, 0, 3), (0, 3, 4), (0, 4, 5)] if step >= 3 else [(0, at, at + 1) for at in range(TOKENS)]
         self._compare(details, "chunk_error", self._last_logits([[row] for row in chunks])[0] - whole, allowed)
         if self._rows < 2:
             return False
@@ -95,7 +83,7 @@ class LanguageProbe:
 
     def can_record(self, recorder: Recorder, details: dict[str, str]) -> bool:
         """Whether a decode call may be recorded once it has run."""
-        self._engine.bind_cache(self._make_cache(1, _CAPACITY))
+        self._engine.bind_cache(self._make_cache(1, CAPACITY))
         self._call([(0, 0, 1)])
         try:
             graph, _ = recorder.record(lambda: self._engine.run(self._shapes))
@@ -109,7 +97,7 @@ class LanguageProbe:
     def _decode_together(self, chunks: list[Row]) -> np.ndarray:
         """Logits of the last token of both contexts, each prefilled alone and decoded in one call."""
         engine = self._engine
-        engine.bind_cache(self._make_cache(2, _CAPACITY))
+        engine.bind_cache(self._make_cache(2, CAPACITY))
         for context in (0, 1):
             for _, start, end in chunks[:-1]:
                 self._call([(context, start, end)], first_row=context)
@@ -117,7 +105,7 @@ class LanguageProbe:
 
     def _last_logits(self, calls: list[list[Row]]) -> np.ndarray:
         """Logits [B, V] of the last position after ``calls``."""
-        self._engine.bind_cache(self._make_cache(len(calls[0]), _CAPACITY))
+        self._engine.bind_cache(self._make_cache(len(calls[0]), CAPACITY))
         logits = np.empty(0, dtype=np.float32)
         for rows in calls:
             logits = self._call(rows)
@@ -126,32 +114,10 @@ class LanguageProbe:
     def _call(self, rows: list[Row], first_row: int = 0) -> np.ndarray:
         engine = self._engine
         batch, chunk = len(rows), max(end - start for _, start, end in rows)
-        starts = np.array([start for _, start, _ in rows], dtype=np.int32)
-        lengths = np.array([end - start for _, start, end in rows], dtype=np.int32)
-        embeds = np.broadcast_to(self._noise, (batch, chunk, self._noise.size)).copy()  # padding that would be noticed
-        for row, (context, start, end) in enumerate(rows):
-            embeds[row, : end - start] = self._tokens[context, start:end]
-        positions = starts[:, None] + np.arange(chunk, dtype=np.int32)
-        known = {
-            "inputs_embeds": embeds,
-            "past_length": starts,
-            "query_length": lengths,
-            "last_token_index": (lengths - 1)[:, None],
-            "attend_start": np.zeros_like(positions),
-            "attend_end": positions + 1,
-        }
         shapes: dict[str, tuple[int, ...]] = {}
-        for name, spec in engine.inputs.items():
-            if name.startswith(("rope_cos_", "rope_sin_")):
-                angles = positions[..., None] * np.exp2(-np.arange(spec.shape[2], dtype=np.float32))
-                values: np.ndarray = np.cos(angles) if name.startswith("rope_cos_") else np.sin(angles)
-            elif name in known:
-                values = np.asarray(known[name])
-            else:  # an adapter index, planes of an image: nothing of the kind here
-                free = iter((batch, chunk, 1, 1))
-                values = np.zeros([next(free) if size == -1 else size for size in spec.shape])
+        for name, values in self._tokens.inputs(engine.inputs, rows).items():
             shapes[name] = values.shape
-            engine.bind(name, self._make_tensor(values.astype(spec.dtype.numpy), spec.dtype))
+            engine.bind(name, self._make_tensor(values, engine.inputs[name].dtype))
         for name, spec in engine.outputs.items():  # hidden states
             free = iter((batch, chunk))
             shapes[name] = tuple(next(free) if size == -1 else size for size in spec.shape)
@@ -179,7 +145,7 @@ def probe(
     """
     details = {"library": library}
     ragged = capture = False
-    if all(name in engine.inputs for name in LANGUAGE_INPUTS) and "logits" in engine.outputs:
+    if is_language_model(engine.inputs, engine.outputs):
         language = LanguageProbe(engine, make_tensor, make_cache, rows, chunk)
         try:
             ragged = language.run(details)
