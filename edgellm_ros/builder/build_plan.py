@@ -58,7 +58,7 @@ class BuildPlan:
     @property
     def answers(self) -> bool:
         """Whether there is a language model that can generate text; a policy may have only the start of one."""
-        return self.policy is None or self.policy.answers
+        return self.policy is None or self.policy.language.answers
 
     @property
     def passing_bytes(self) -> int:
@@ -172,8 +172,9 @@ def plan_build(
     tower_precision = find_vision_precision(vision_precision_name, precision)
     if isinstance(checkpoint, PolicyCheckpoint):
         policy = plan_policy(checkpoint, target, tower_precision, policy_settings)
-        checkpoint = policy.language
-    if not text_only:
+        vision = plan_vision(policy.language.vision, target, tower_precision, policy.language.tower)
+        checkpoint = policy.language.text
+    elif not text_only:
         vision = plan_vision(checkpoint, target, tower_precision)
     checkpoint = text_checkpoint(checkpoint, whole=vision is not None)
     config = read_config(checkpoint.config)
@@ -185,7 +186,7 @@ def plan_build(
     for token in checkpoint.eos_token_ids:
         if token >= config.vocab_size:
             raise CheckpointError(f"eos_token_id is {token}; want an id below {config.vocab_size}.")
-    calibrate = calibrate and (policy is None or policy.answers)
+    calibrate = calibrate and (policy is None or policy.language.answers)
     if stored.bits == 4:
         downs = [f"model.layers.{layer}.mlp.down_proj.weight" for layer in range(config.num_hidden_layers)]
         stored = _careful(stored, config.num_hidden_layers, downs)
