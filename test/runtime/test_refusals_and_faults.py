@@ -265,7 +265,7 @@ def test_no_warm_up_while_a_request_is_open(runtime):
     assert answer(runtime, request("hi")).output_texts == ["Hello there"]
 
 
-@pytest.mark.parametrize("option", ["lora_weights", "drafting_config", "multimodal_engine_dir"])
+@pytest.mark.parametrize("option", ["lora_weights", "drafting_config"])
 def test_options_that_this_engine_cannot_serve_are_refused(runtime, option):
     with pytest.raises(EdgeLLMError, match=option) as refused:
         LLMRankRuntime(runtime.rank.directory.path, **{option: {"x": "y"}})
