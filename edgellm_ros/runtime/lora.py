@@ -43,7 +43,7 @@ class Adapters:
             raise bad_adapter(f"the name of an adapter is {shown(name)}; want non-empty text.")
         if self._form is None:
             raise RequestError(
-                f"lora_weights names {shown(name)}, and this engine has no room for adapters; build it with --lora-rank.",
+                f"lora_weights has {shown(name)}, but this engine has no room for adapters; build it with --lora-rank.",
                 RefusalCode.UNSUPPORTED,
             )
         weights = read_peft_folder(folder, self._form)
