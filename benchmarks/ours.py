@@ -15,13 +15,15 @@ class Runtime:
 
     :param engine_directory: what the builder wrote.
     :param backend: name for the backend registry.
+    :param cache_bytes: budget of the context cache; 0 is without.
     """
 
-    def __init__(self, engine_directory: str, *, threads: int, backend: str = "auto") -> None:
+    def __init__(self, engine_directory: str, *, threads: int, backend: str = "auto", cache_bytes: int = 0) -> None:
         self._spans = watch_sessions()
-        from edgellm_ros import LLMInferenceRuntime
+        from edgellm_ros import ContextCacheConfig, LLMInferenceRuntime
 
-        self._runtime = LLMInferenceRuntime(engine_directory, backend=backend, threads=threads)
+        cache = ContextCacheConfig(cache_bytes) if cache_bytes else None
+        self._runtime = LLMInferenceRuntime(engine_directory, backend=backend, threads=threads, context_cache=cache)
         self._weight_bytes = weight_bytes(Path(engine_directory))
         self._variant = 0
 
@@ -73,33 +75,52 @@ class Runtime:
         times = self._request(prompt_tokens, 1)
         return {"prefill_rate": prompt_tokens / (times.first_token - times.prefill_start)}
 
+    def prefix_hit(self, prefix_tokens: int, tokens: int) -> dict[str, float]:
+        """Milliseconds to the first token of a new prompt, and of one that goes on differently after its prefix."""
+        self._variant += 1
+        prefix = prompt_ids(prefix_tokens, self._variant)
+        seconds = []
+        for _ in ("cold", "hit"):
+            self._variant += 1
+            times = self._run(_greedy([*prefix, *prompt_ids(tokens, self._variant)], 1))
+            seconds.append(times.first_token - times.prefill_start)
+        cold, hit = seconds
+        return {"hit_speedup": cold / hit, "cold_first_token": 1e3 * cold, "hit_first_token": 1e3 * hit}
+
     def close(self) -> None:
         """Free the engine."""
         self._runtime.close()
 
     def _greedy(self, prompt_tokens: int, tokens: int) -> Any:
         """A request for exactly ``tokens`` tokens after a prompt that no other has."""
-        from edgellm_ros import LLMGenerationRequest, Request, SamplingParameters
-
         self._variant += 1
-        return LLMGenerationRequest(
-            requests=[Request(ignore_eos=True)],
-            sampling=SamplingParameters(temperature=0.0),
-            max_generate_length=tokens,
-            pre_tokenized_input_ids=[prompt_ids(prompt_tokens, self._variant)],
-        )
+        return _greedy(prompt_ids(prompt_tokens, self._variant), tokens)
 
     def _request(self, prompt_tokens: int, tokens: int) -> Any:
+        self._spans.clear()
+        return self._run(self._greedy(prompt_tokens, tokens))
+
+    def _run(self, request: Any) -> Any:
         from edgellm_ros import LLMGenerationResponse
 
-        self._spans.clear()
-        request = self._greedy(prompt_tokens, tokens)
+        tokens = request.max_generate_length
         response = LLMGenerationResponse()
         if not self._runtime.handle_request(request, response):
             raise RuntimeError(f"the runtime refused the request: {self._runtime.last_refusal}")
         if len(response.output_ids[0]) != tokens:
             raise RuntimeError(f"the runtime gave {len(response.output_ids[0])} tokens; want {tokens}")
         return response.times[0]
+
+
+def _greedy(ids: list[int], tokens: int) -> Any:
+    from edgellm_ros import LLMGenerationRequest, Request, SamplingParameters
+
+    return LLMGenerationRequest(
+        requests=[Request(ignore_eos=True)],
+        sampling=SamplingParameters(temperature=0.0),
+        max_generate_length=tokens,
+        pre_tokenized_input_ids=[ids],
+    )
 
 
 def weight_bytes(engine_directory: Path) -> int:

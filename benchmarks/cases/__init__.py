@@ -6,8 +6,15 @@ from collections.abc import Callable
 
 from ..harness import Case
 from ..workspace import Workspace
-from . import batch, build, decode, node, prefill
+from . import batch, build, decode, node, prefill, prefix
 
 CaseMaker = Callable[[Workspace], Case]
 
-CASES: dict[str, CaseMaker] = {**decode.CASES, **batch.CASES, **prefill.CASES, **node.CASES, **build.CASES}
+CASES: dict[str, CaseMaker] = {
+    **decode.CASES,
+    **batch.CASES,
+    **prefill.CASES,
+    **prefix.CASES,
+    **node.CASES,
+    **build.CASES,
+}

@@ -92,7 +92,7 @@ class Admission:
 
     def seat(self, sequence: Sequence, row: int) -> None:
         """Give a sequence its sampling state in a row."""
-        self.executor.start_row(row, sequence.sampling_row(), sequence.seed.prompt_ids)
+        self.executor.start_row(row, sequence.sampling_row(), sequence.seed.prompt_ids, sequence.seed.media)
 
     def prefill_chunk(
         self, context: GenerationContext, sequence: Sequence, row: int, *, joining: bool = False

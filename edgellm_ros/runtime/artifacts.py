@@ -9,8 +9,9 @@ from typing import Any
 from ..backends.base import Backend
 from ..backends.registry import open_backend
 from ..engine_format import EngineDirectory, open_engine_directory
-from ..errors import EdgeLLMError, RefusalCode
+from ..errors import EdgeLLMError, EngineDirectoryError, RefusalCode
 from ..json_values import shown
+from ..vision.visual_directory import VisualDirectory, find_visual_directory, open_visual_directory
 from .executor import ModelExecutor
 from .tokenizer import Tokenizer
 
@@ -21,12 +22,20 @@ class ModelArtifacts:
 
     directory: EngineDirectory
     tokenizer: Tokenizer
+    visual: VisualDirectory | None = None
 
     @classmethod
     def load(
-        cls, engine_dir: Path | str, *, tokenizer: Tokenizer | None = None, chat_template: Any | None = None
+        cls,
+        engine_dir: Path | str,
+        multimodal_engine_dir: Path | str | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        chat_template: Any | None = None,
     ) -> ModelArtifacts:
         """Read a directory; a tokenizer or chat template that is given takes the place of its own.
+
+        The image tower is that of ``multimodal_engine_dir`` where it is given, else the directory's own, if it has one.
 
         :raises EngineDirectoryError: the directory fails a check.
         """
@@ -34,7 +43,15 @@ class ModelArtifacts:
         tokenizer = tokenizer or Tokenizer.from_directory(directory.path)
         if chat_template is not None:
             tokenizer.chat_template = chat_template
-        return cls(directory, tokenizer)
+        place = None if multimodal_engine_dir is None else Path(multimodal_engine_dir)
+        found = find_visual_directory(directory.path, place)
+        visual = None if found is None else open_visual_directory(found)
+        if visual is not None and visual.tower.hidden_size != directory.config.hidden_size:
+            raise EngineDirectoryError(
+                f"{found} gives tokens of {visual.tower.hidden_size} numbers; the language model takes "
+                f"{directory.config.hidden_size}: build both of one checkpoint."
+            )
+        return cls(directory, tokenizer, visual)
 
 
 @dataclass(frozen=True)

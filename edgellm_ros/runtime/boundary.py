@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from ..errors import Refusal
+from ..vision.media import PromptMedia
 from .answer_text import AnswerRules
 from .cache_policy import CachePolicy
 from .guide_grammar import Guide
@@ -54,6 +55,7 @@ class SlotSeed:
     on_token_generated: Callable[[int, int, int, bool], None] | None = None
     system_prompt: str = ""  # as text, the way the template writes it; for the store of system prompts
     cache: CachePolicy = field(default_factory=CachePolicy)
+    media: PromptMedia | None = None  # what of the prompt is more than its ids
     queued: float = 0.0  # time.monotonic when it was submitted; 0: it was not queued
 
 

@@ -8,17 +8,17 @@ from typing import Any
 
 from ..errors import RequestError
 from ..json_values import shown
+from .media_marks import MediaMarks
 from .request import Message
 
 Mark = Callable[[str, bool], str]  # (text, whether it is the model's own turn) -> the text as the template gets it
 
 
-def template_messages(messages: Sequence[Message], mark: Mark) -> list[dict[str, Any]]:
+def template_messages(messages: Sequence[Message], mark: Mark, media: MediaMarks) -> list[dict[str, Any]]:
     """One dictionary per message; what a message does not have is absent."""
     values = []
     for message in messages:
-        own = message.role == "assistant"
-        value: dict[str, Any] = {"role": mark(message.role, False), "content": mark(message.content, own)}
+        value: dict[str, Any] = {"role": mark(message.role, False), "content": media.content(message, mark)}
         if message.reasoning is not None:
             value["reasoning_content"] = mark(message.reasoning, False)
         if message.tool_calls:

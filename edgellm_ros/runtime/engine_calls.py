@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +20,11 @@ class EngineCall:
     past_length: Tensor  # [B]
     query_length: Tensor  # [B]
     last_token_index: Tensor  # [B,R]
+    attend: tuple[Tensor, Tensor] | None  # first slot and end of what a position sees, [B,S]; None: all before it
     logits: Tensor  # [B*R,V]
     sampled: Tensor  # [B]
+    views: Mapping[str, Tensor]  # every bound tensor
+    parts: tuple[Callable[[], None], ...]  # of run: embeddings, tables, the engine
     run: Callable[[], None]  # the engine; whole chunks are recorded, the others are of too many sizes
     step: Captured  # decode: the engine, the sampler, and ready for the step after it
 
@@ -32,13 +35,23 @@ class EngineCall:
         past_length: np.ndarray,
         query_length: np.ndarray,
         last_token_index: np.ndarray,
+        attend: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> None:
-        """Enqueue the inputs, int32 each, in the shapes of the views; the arrays may be reused at once."""
+        """Enqueue the inputs, int32 each, in the shapes of the views; the arrays may be reused at once.
+
+        ``attend``: what positions see where it is not just all before them.
+        """
         self.token_ids.write(token_ids)
         self.positions.write(positions)
         self.past_length.write(past_length)
         self.query_length.write(query_length)
         self.last_token_index.write(last_token_index)
+        if self.attend is not None:
+            if attend is None:
+                first = past_length[:, None] + np.arange(token_ids.shape[1], dtype=np.int32)
+                attend = (first, first + 1)
+            for view, values in zip(self.attend, attend, strict=True):
+                view.write(values)
 
 
 class EngineCalls:
@@ -83,17 +96,30 @@ class EngineCalls:
         backend, engine, table, sampler = self._backend, self._engine, self._embeddings, self._sampler
         rows = range(batch)
 
-        def run_engine() -> None:
+        views = {name: tensors.bound[name].prefix(shape) for name, shape in shapes.items()}
+        attend = (views["attend_start"], views["attend_end"]) if "attend_end" in views else None
+        advanced = (positions, past_length, *(attend or ()))
+
+        def gather() -> None:
             backend.gather_embeddings(table, token_ids, embeds)
+
+        def rotate() -> None:
             for rope, cosine, sine in ropes:
                 backend.rope_tables(rope, positions, cosine, sine)
+
+        def infer() -> None:
             engine.run(shapes, first_row, bucket)
+
+        def run_engine() -> None:
+            gather()
+            rotate()
+            infer()
 
         def decode() -> None:
             """One token further, all of it on the device, and ready for the step after it."""
             run_engine()
             sampler.sample(logits, rows, sampled)
-            backend.advance((positions, past_length))
+            backend.advance(advanced)
 
         return EngineCall(
             token_ids=token_ids,
@@ -101,8 +127,11 @@ class EngineCalls:
             past_length=past_length,
             query_length=tensors.view("query_length", (batch,)),
             last_token_index=tensors.view("last_token_index", (batch, wanted)),
+            attend=attend,
             logits=logits,
             sampled=sampled,
+            views=views,
+            parts=(gather, rotate, infer),
             run=backend.capture(("prefill", *key), run_engine).run if chunk == self._whole_chunk else run_engine,
             step=backend.capture(("decode", *key), decode),
         )

@@ -10,6 +10,7 @@ from ..engine_format import EMBEDDING_FILE, EngineConfig
 from ..errors import EngineDirectoryError
 
 HIDDEN_STATES = "hidden_states_"  # before the number of a layer
+DEEPSTACK = "deepstack_"  # before the number of a plane
 
 
 class Per(Enum):
@@ -41,10 +42,13 @@ def tensor_forms(config: EngineConfig) -> dict[str, Form]:
         "past_length": Form(Per.ROW),
         "query_length": Form(Per.ROW),
         "last_token_index": Form(Per.WANTED),
+        "attend_start": Form(Per.POSITION),
+        "attend_end": Form(Per.POSITION),
         "logits": Form(Per.WANTED, config.vocab_size, DataType.FLOAT32),
     }
     states = Form(Per.POSITION, config.hidden_size, DataType.FLOAT32)
     forms |= {f"{HIDDEN_STATES}{layer}": states for layer in range(1, config.num_hidden_layers + 1)}
+    forms |= {f"{DEEPSTACK}{plane}": states for plane in range(config.num_hidden_layers)}
     for kind, rope in config.rope.items():
         half = Form(Per.POSITION, len(rope.inverse_frequency), DataType.FLOAT32)
         forms[f"rope_cos_{kind}"] = forms[f"rope_sin_{kind}"] = half

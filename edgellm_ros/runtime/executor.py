@@ -13,9 +13,11 @@ import numpy as np
 from ..backends.base import Backend, CacheLayout, SamplingRow
 from ..engine_format import EMBEDDING_FILE, EngineDirectory
 from ..errors import BackendError
+from ..vision.media import PromptMedia
 from .engine_calls import EngineCall, EngineCalls
 from .engine_tensors import EngineTensors, cache_dtype, check_embeddings
 from .engine_work import EngineWork, StepObserver
+from .row_media import RowMedia
 
 NOT_FINITE = -1  # the id that the sampler gives for logits that are not finite
 WARM_UP_LENGTH = 32  # tokens; enough to touch every kernel of a prefill, a fraction of the time of a whole chunk
@@ -62,7 +64,9 @@ class ModelExecutor:
         if mixed_positions is None:
             mixed_positions = capabilities.mixed_positions
         self.mixed_positions = mixed_positions if capabilities.mixed_positions else 0
-        positions = max(rows, self.prefill_chunk, self.mixed_positions)
+        # A block of positions that see each other is one chunk, however long it is.
+        self.most_positions = self.limits.max_input_len if "attend_end" in self.engine.inputs else self.prefill_chunk
+        positions = max(rows, self.most_positions, self.mixed_positions)
         self.tensors = EngineTensors(
             backend, self.engine, config, positions=positions, rows=rows, wanted=max(rows, self.score_chunk)
         )
@@ -70,20 +74,27 @@ class ModelExecutor:
         self.calls = EngineCalls(
             backend, self.engine, self.tensors, self.embeddings, self.sampler, whole_chunk=self.prefill_chunk
         )
+        self.media = RowMedia(backend, self.tensors, config, rows)
         # Token ids and past lengths that the device holds already, as the last decode step left them.
         self._standing: tuple[list[int], list[int]] | None = None
         self._host = np.zeros((5, positions), np.int32)
 
     # -- rows --------------------------------------------------------------------------------------------------
 
-    def start_row(self, row: int, parameters: SamplingRow, prompt_ids: Sequence[int]) -> None:
-        """Seat a sequence: its sampling state; its cache is filled by ``prefill``."""
+    def start_row(
+        self, row: int, parameters: SamplingRow, prompt_ids: Sequence[int], media: PromptMedia | None = None
+    ) -> None:
+        """Seat a sequence: its sampling state, and its media; its cache is filled by ``prefill``."""
         self.sampler.set_row(row, parameters, prompt_ids, len(prompt_ids))
+        self.media.start(row, media)
+        self._standing = None
 
     def move_row(self, source: int, destination: int, length: int) -> None:
         """Move a sequence with ``length`` cached positions into another row."""
         self.cache.copy_row(source, destination, length)
         self.sampler.move_row(source, destination)
+        self.media.move(source, destination)
+        self._standing = None
 
     def logprobs(self, index: int, count: int) -> list[tuple[int, float]]:
         """The chosen token, then the ``count`` most likely of the last draw, as (id, natural log)."""
@@ -101,10 +112,11 @@ class ModelExecutor:
         :raises BackendError: the engine failed or was abandoned by the observer.
         """
         end = min(start + (self.join_chunk if joining else self.prefill_chunk), len(prompt_ids))
+        end = self.media.chunk_end(row, start, end, len(prompt_ids))
         chunk = self._padded(end - start, start)
         call = self.calls.get(1, chunk, row, start + chunk)
         with EngineWork(self.observer):
-            self._run_chunk(call, prompt_ids[start:end], chunk, start)
+            self._run_chunk(call, prompt_ids[start:end], chunk, start, row)
             if end < len(prompt_ids):
                 self._backend.synchronize()
                 return end, None
@@ -122,7 +134,7 @@ class ModelExecutor:
         chunk = self._padded(count, start)
         call = self.calls.get(1, chunk, row, start + chunk, count)
         with EngineWork(self.observer):
-            self._run_chunk(call, token_ids, chunk, start, np.arange(count, dtype=np.int32)[None])
+            self._run_chunk(call, token_ids, chunk, start, row, np.arange(count, dtype=np.int32)[None])
             logits: np.ndarray = self._backend.read_async(call.logits).wait()
         return logits.reshape(count, self.vocab_size)
 
@@ -138,10 +150,16 @@ class ModelExecutor:
         return values
 
     def _padded(self, count: int, start: int) -> int:
-        return min(_bucket(count), self.prefill_chunk, self.limits.max_kv_cache_capacity - start)
+        return min(_bucket(count), self.most_positions, self.limits.max_kv_cache_capacity - start)
 
     def _run_chunk(
-        self, call: EngineCall, token_ids: Sequence[int], chunk: int, start: int, wanted: np.ndarray | None = None
+        self,
+        call: EngineCall,
+        token_ids: Sequence[int],
+        chunk: int,
+        start: int,
+        row: int,
+        wanted: np.ndarray | None = None,
     ) -> None:
         """One row's chunk of ``chunk`` positions, of which ``token_ids`` are valid."""
         self._standing = None
@@ -151,8 +169,21 @@ class ModelExecutor:
         tokens[count:] = tokens[count - 1]
         positions = self._host[1, :chunk]
         positions[:] = np.arange(start, start + chunk, dtype=np.int32)
-        self._write(call, 1, chunk, (start,), count, wanted)
-        call.run()
+        media = self.media.of(row)
+        if media is None:
+            self._write(call, 1, chunk, (start,), count, wanted)
+            call.run()
+            return
+        self._write(call, 1, chunk, (start,), count, wanted, self.media.bounds(row, start, chunk))
+        gather, rotate, infer = call.parts
+        try:
+            gather()
+            self.media.splice(row, start, start + count, call.views)
+            if not self.media.rotate(row, start, chunk, call.views):
+                rotate()
+            infer()
+        finally:
+            self.media.settle()
 
     def decode(self, token_ids: Sequence[int], past_lengths: Sequence[int]) -> list[int]:
         """One step of rows 0..B-1: the id after each of ``token_ids`` [B], NOT_FINITE where the logits are not.
@@ -166,6 +197,7 @@ class ModelExecutor:
             if standing != (list(token_ids), list(past_lengths)):
                 self._host[0, :batch] = token_ids
                 self._host[1, :batch] = past_lengths
+                self._host[1, :batch] += self.media.offsets[:batch]
                 self._write(call, batch, 1, past_lengths, 1)
             call.step.run()
             sampled: list[int] = self._backend.read_async(call.sampled).wait().tolist()
@@ -175,6 +207,8 @@ class ModelExecutor:
     def mixes(self, decoding: int, prompt_ids: Sequence[int], start: int) -> bool:
         """Whether the next chunk of a joiner goes into one call with ``decoding`` rows."""
         count = min(self.join_chunk, len(prompt_ids) - start)
+        if self.media.of(decoding) is not None:
+            return False  # its chunk is put together from more than ids
         return (decoding + 1) * _bucket(count) <= self.mixed_positions
 
     def decode_and_prefill(
@@ -199,7 +233,7 @@ class ModelExecutor:
         query[:] = 1
         query[decoding] = end - start
         last[:] = query - 1
-        positions[:] = past[:, None] + np.arange(chunk, dtype=np.int32)
+        positions[:] = (past + self.media.offsets[:batch])[:, None] + np.arange(chunk, dtype=np.int32)
         with EngineWork(self.observer):
             call.write(tokens, positions, past, query, last.reshape(batch, 1))
             call.run()
@@ -216,6 +250,7 @@ class ModelExecutor:
         past: Sequence[int],
         count: int,
         wanted: np.ndarray | None = None,
+        attend: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> None:
         """Every row holds ``count`` valid positions after its ``past``; the last gives logits, or those ``wanted``."""
         tokens, positions = self._host[:2, : batch * chunk].reshape(2, batch, chunk)
@@ -223,9 +258,8 @@ class ModelExecutor:
         lengths[0] = past
         lengths[1] = count
         lengths[2] = count - 1
-        call.write(
-            tokens, positions, lengths[0], lengths[1], lengths[2].reshape(batch, 1) if wanted is None else wanted
-        )
+        wanted = lengths[2].reshape(batch, 1) if wanted is None else wanted
+        call.write(tokens, positions, lengths[0], lengths[1], wanted, attend)
 
     # -- the rest ----------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from ..errors import InputTooLongError, Refusal, RequestError
 from .boundary import BoundaryHook
 from .cache_policy import DERIVE_REPLAY_TAIL
 from .context_cache import ContextCacheConfig
+from .media_prompt import place_media, prompt_media
 from .rank_runtime import LLMRankRuntime
 from .replay_tail import derive_replay_tail, system_text
 from .request import LLMGenerationRequest, LLMGenerationResponse
@@ -36,6 +37,7 @@ class LLMInferenceRuntime:
     def __init__(
         self,
         engine_dir: Path | str,
+        multimodal_engine_dir: Path | str | None = None,
         *,
         backend: str | Backend = "auto",
         threads: int = 0,
@@ -47,6 +49,7 @@ class LLMInferenceRuntime:
         start = time.monotonic()
         self.rank = LLMRankRuntime(
             engine_dir,
+            multimodal_engine_dir,
             backend=backend,
             threads=threads,
             prefill_chunk=prefill_chunk,
@@ -77,8 +80,10 @@ class LLMInferenceRuntime:
 
         Ids that are given win over messages. Lengths are checked against the engine where the request begins.
 
+        Images and videos are processed and placed; the tower runs where the prompt does.
+
         :raises RequestError: a prompt that is blank, too long as text, refused by the template or by the policy for
-            control tokens.
+            control tokens; an image that cannot be processed, or ids with other image tokens than the images make.
         """
         ids: list[list[int]] = []
         formatted: list[str] = []
@@ -95,7 +100,9 @@ class LLMInferenceRuntime:
         size = sum(len(message.content) for item in request.requests for message in item.messages)
         if size > MAX_INPUT_BYTES:
             raise InputTooLongError(f"the messages hold {size} characters; want at most {MAX_INPUT_BYTES}.")
-        for index, item in enumerate(request.requests):
+        vision = self.rank.vision
+        placed = dataclasses.replace(request, requests=[place_media(item, vision) for item in request.requests])
+        for index, item in enumerate(placed.requests):
             if index < len(given) and given[index]:
                 ids.append(list(given[index]))
                 formatted.append("")
@@ -115,14 +122,19 @@ class LLMInferenceRuntime:
             ids.append(prompt.token_ids)
             formatted.append(prompt.text)
             counts.append(prompt.control_token_count)
-            system.append(system_text(self.tokenizer, request, index, prompt) if wants_system else "")
+            system.append(system_text(self.tokenizer, placed, index, prompt) if wants_system else "")
             if derive:
-                tail = derive_replay_tail(self.tokenizer, request, index, prompt)
+                tail = derive_replay_tail(self.tokenizer, placed, index, prompt)
         request.formatted_requests = formatted
         request.control_token_counts = counts
         request.system_prompts = system
+        media = [
+            prompt_media(item.messages, prompt_ids, vision, self.tokenizer.token_id)
+            for item, prompt_ids in zip(placed.requests, ids, strict=True)
+        ]
         return dataclasses.replace(
-            request,
+            placed,
+            media=media,
             pre_tokenized_input_ids=ids,
             formatted_requests=list(formatted),
             control_token_counts=list(counts),

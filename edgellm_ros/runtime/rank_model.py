@@ -9,11 +9,14 @@ from ..backends.base import Backend, EmbeddingTable
 from ..engine_format import EngineConfig, EngineDirectory, Manifest
 from ..errors import EdgeLLMError, MisuseError, RefusalCode
 from ..json_values import shown
+from ..vision.runner import VisionRunner
+from ..vision.visual_directory import VisualDirectory
 from .admission import Admission
 from .artifacts import ModelArtifacts, OpenedEngine, StepSizes
 from .context_cache import ContextCache, ContextCacheConfig, ContextCacheMetrics
 from .decoding.vanilla import VanillaDecoding
 from .hidden_states import HiddenStates, HiddenStatesView
+from .media_marks import MediaFormat
 from .metrics import LLMGenerationMetrics, LLMPrefillMetrics, MultimodalMetrics, SpecDecodeGenerationMetrics
 from .prefix_reuse import PrefixReuse
 from .pruning import VisualPrunerConfig
@@ -54,9 +57,20 @@ class RankModel:
             SystemPromptStore(self.executor, self.tokenizer),
         )
         self.admission = Admission(self.config, self.executor, self.tokenizer, self._strategy, self._reuse)
+        self.vision = None if artifacts.visual is None else self._open_vision(artifacts.visual)
         self._hidden_states = HiddenStates()
         self.action_noise_seed: int | None = None
         self.visual_pruner_config = VisualPrunerConfig()
+
+    def _open_vision(self, directory: VisualDirectory) -> VisionRunner:
+        try:
+            vision = VisionRunner(directory, self._engine.backend)
+        except BaseException:
+            self._engine.close()
+            raise
+        self.executor.media.encode = vision.encode
+        self.tokenizer.media_format = MediaFormat(vision.image_mark, vision.video_mark)
+        return vision
 
     # -- what it is --------------------------------------------------------------------------------------------
 
@@ -129,7 +143,10 @@ class RankModel:
 
     def get_multimodal_metrics(self) -> MultimodalMetrics:
         """A copy of the counters; zero without a vision engine."""
-        return MultimodalMetrics()
+        if self.vision is None:
+            return MultimodalMetrics()
+        counts = self.vision.metrics
+        return MultimodalMetrics(total_images=counts.images, total_image_tokens=counts.image_tokens)
 
     def get_base_model_hidden_states(self, layer: int) -> HiddenStatesView | None:
         """The last request's ``layer`` (0: input embeddings); None unless it asked with ``output_thinker_embeddings``.

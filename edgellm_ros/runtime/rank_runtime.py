@@ -37,7 +37,8 @@ class LLMRankRuntime(RankModel):
     one engine call, between which cancellation and deadlines are looked at; ``join_chunk`` is the same for a prompt
     that joins rows which decode: they wait for one such chunk a step at most. ``mixed_positions`` is the most positions
     (rows times the longest chunk) of one call that holds both; None takes what was measured for the backend. With
-    ``context_cache`` prompts reuse what they have in common with earlier ones.
+    ``context_cache`` prompts reuse what they have in common with earlier ones. ``multimodal_engine_dir`` holds the
+    image tower in its ``visual``; without it the engine directory's own counts.
 
     :raises EngineDirectoryError: the directory fails a check.
     :raises BackendError: the device or engine library fails, or cannot run this directory.
@@ -65,7 +66,6 @@ class LLMRankRuntime(RankModel):
     ) -> None:
         sizes = StepSizes(prefill_chunk, join_chunk, mixed_positions)
         refuse_unserved(
-            multimodal_engine_dir=multimodal_engine_dir,
             lora_weights=lora_weights,
             drafting_config=drafting_config,
             checkpoint_dir=checkpoint_dir,
@@ -73,7 +73,9 @@ class LLMRankRuntime(RankModel):
         )
         self._mapping = ParallelMapping.of(mapping)
         self._mapping.check_single_rank()
-        artifacts = ModelArtifacts.load(engine_dir, tokenizer=tokenizer, chat_template=chat_template)
+        artifacts = ModelArtifacts.load(
+            engine_dir, multimodal_engine_dir, tokenizer=tokenizer, chat_template=chat_template
+        )
         self._start(artifacts, backend, threads, sizes, context_cache)
 
     @classmethod
@@ -288,4 +290,6 @@ class LLMRankRuntime(RankModel):
         self._closed = True
         if self._open is not None:
             self._open.close(Refusal(RefusalCode.SHUTTING_DOWN, "the runtime was closed."))
+        if self.vision is not None:
+            self.vision.close()
         self._engine.close()

@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..errors import RefusalCode, RequestError
 from ..json_values import shown
+from ..vision.media import Media, MediaItem, PromptMedia
+from ..vision.processor import Video
 from .cache_policy import DERIVE_REPLAY_TAIL, CacheCommitPolicy, CacheLookupPolicy
 from .guide_grammar import Guide
 
@@ -114,7 +118,8 @@ class Message:
     """One turn of a conversation.
 
     ``tool_calls`` and ``reasoning`` belong to turns of the assistant; ``tool_call_id`` and ``name`` to those of a tool,
-    whose ``content`` is its result.
+    whose ``content`` is its result. A turn with images is made by ``of``: ``parts`` are then its texts, images and
+    videos in order, and ``content`` is the texts alone.
     """
 
     role: str
@@ -123,9 +128,34 @@ class Message:
     tool_call_id: str = ""
     name: str = ""
     reasoning: str | None = None
+    parts: tuple[str | Media | MediaItem, ...] = field(default=(), compare=False)
+
+    @classmethod
+    def of(cls, role: str, *parts: str | Media | MediaItem) -> Message:
+        """A turn of texts, images (uint8 RGB [H,W,3]) and videos, in order.
+
+        :raises RequestError: a part of another kind.
+        """
+        return cls(role, "".join(part for part in parts if isinstance(part, str)), parts=parts)
+
+    @property
+    def media(self) -> tuple[MediaItem, ...]:
+        """The images and videos that were placed already."""
+        return tuple(part for part in self.parts if isinstance(part, MediaItem))
+
+    @property
+    def has_media(self) -> bool:
+        """True where a part is an image or a video."""
+        return any(not isinstance(part, str) for part in self.parts)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tool_calls", tuple(self.tool_calls))
+        object.__setattr__(self, "parts", tuple(self.parts))
+        for part in self.parts:
+            if not isinstance(part, str | np.ndarray | Video | MediaItem):
+                raise RequestError(
+                    f"a part of a message is {type(part).__name__}; want text, an image as a NumPy array, or a Video."
+                )
         if not isinstance(self.role, str) or not self.role:
             raise RequestError(f"message role is {self.role!r}; want a non-empty string such as 'user'.")
         if not isinstance(self.content, str):
@@ -217,6 +247,7 @@ class LLMGenerationRequest:
     pre_tokenized_input_ids: list[list[int]] = field(default_factory=list)
     formatted_requests: list[str] = field(default_factory=list)
     control_token_counts: list[int] = field(default_factory=list)  # control tokens that each item's text held
+    media: list[PromptMedia | None] = field(default_factory=list)  # images of each item, placed
     system_prompts: list[str] = field(default_factory=list)  # each item's system turn, as the template writes it
 
     def __post_init__(self) -> None:

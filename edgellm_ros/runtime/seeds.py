@@ -9,6 +9,7 @@ from ..errors import InputTooLongError, RefusalCode, RequestError
 from ..json_values import shown
 from .boundary import SlotSeed
 from .cache_policy import CachePolicy, CacheScope
+from .media_prompt import lookup_policy, media_spans
 from .request import DEFAULT_SEED, MAX_BATCH, LLMGenerationRequest, Request
 
 
@@ -96,6 +97,7 @@ def token_budget(prompt_length: int, wanted: int, limits: BuilderLimits, headroo
 def make_seed(request: LLMGenerationRequest, index: int, original_index: int, queued: float = 0.0) -> SlotSeed:
     """Everything one sequence of a prepared request brings; its own fields win over the batch's."""
     item = request.requests[index]
+    media = request.media[index] if index < len(request.media) else None
     return SlotSeed(
         prompt_ids=tuple(request.pre_tokenized_input_ids[index]),
         original_index=original_index,
@@ -116,11 +118,13 @@ def make_seed(request: LLMGenerationRequest, index: int, original_index: int, qu
         on_token_generated=request.on_token_generated,
         system_prompt=request.system_prompts[index] if index < len(request.system_prompts) else "",
         cache=CachePolicy(
-            lookup=item.context_cache_lookup_policy or request.context_cache_lookup_policy,
+            lookup=lookup_policy(media) or item.context_cache_lookup_policy or request.context_cache_lookup_policy,
             commit=request.context_cache_commit_policy,
             replay_tail_length=max(0, request.context_cache_replay_tail_length),
             scope=CacheScope(adapter=adapter_name(request, item)),
+            media=media_spans(media),
         ),
+        media=media,
         queued=queued,
     )
 

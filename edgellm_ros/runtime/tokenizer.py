@@ -23,6 +23,7 @@ from ..errors import EngineDirectoryError, RefusalCode, RequestError
 from ..json_values import read_json, read_text
 from .chat_template import ChatTemplate, load_chat_template
 from .conversation import template_messages, template_tools
+from .media_marks import MediaFormat, MediaMarks
 from .pieces import PieceDecoder
 from .request import Message, SpecialTokenPolicy
 from .tokenizer_format import control_tokens, without_control_tokens
@@ -61,6 +62,7 @@ class Tokenizer:
         self._full.no_padding()
         self.configuration = dict(configuration or {})
         self.chat_template = chat_template
+        self.media_format: MediaFormat | None = None  # set where the model sees images
         self._added = self._full.get_added_tokens_decoder()
         self._control = control_tokens(self._added)
         # What a model writes into its own turns (reasoning, tool calls) and its template looks for there.
@@ -142,7 +144,8 @@ class Tokenizer:
         :raises RequestError: blank last message, control tokens where they are to be rejected, no chat template
             though one is wanted, or a template that refuses the conversation.
         """
-        if not messages or (_blank(messages[-1].content) and messages[-1].role != "tool"):
+        last = messages[-1] if messages else None
+        if last is None or (_blank(last.content) and last.role != "tool" and not last.has_media):
             raise RequestError(
                 "the prompt is empty or blank; want at least one visible character.", RefusalCode.EMPTY_PROMPT
             )
@@ -153,6 +156,7 @@ class Tokenizer:
                 RefusalCode.UNSUPPORTED,
             )
         nonce = _Nonce()
+        media = MediaMarks(self.media_format, messages, template.source if template else None)
 
         def mark(text: str, own: bool) -> str:
             text = _valid(text)
@@ -161,10 +165,10 @@ class Tokenizer:
             return self._mark(text, nonce, self._markers if own else frozenset())
 
         if template is None:
-            rendered = mark("".join(mark(message.content, message.role == "assistant") for message in messages), False)
+            rendered = mark("".join(media.content(message, mark) for message in messages), False)
         else:
             rendered = template.render(
-                [*template_messages(messages, mark), *([committed_turn] if committed_turn else [])],
+                [*template_messages(messages, mark, media), *([committed_turn] if committed_turn else [])],
                 tools=template_tools(tools, mark),
                 add_generation_prompt=add_generation_prompt,
                 enable_thinking=enable_thinking,
@@ -177,6 +181,7 @@ class Tokenizer:
                 "text to be taken literally.",
                 RefusalCode.SPECIAL_TOKENS,
             )
+        rendered = media.expand(rendered)
         ids = self._encode_marked(rendered, nonce, add_special_tokens=template is None)
         if not ids:
             raise RequestError("nothing is left of the prompt after tokenising.", RefusalCode.EMPTY_PROMPT)

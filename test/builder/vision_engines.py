@@ -11,19 +11,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from vision_inputs import FAMILIES, GRIDS, IMAGE, IMAGE_SEEDS, VOCABULARY, pixel_values
+from vision_inputs import FAMILIES, GRIDS, IMAGE_SEEDS, VOCABULARY, pixel_values
 
 from edgellm_ros.backends.base import DataType
 from edgellm_ros.backends.cpu import CPUBackend
 from edgellm_ros.builder.build import build_engine
-from edgellm_ros.builder.random_vision import image_template
+from edgellm_ros.builder.random_vision import image_template, image_tokens
 from edgellm_ros.builder.random_weights import tiny_tokenizer_files
 from edgellm_ros.engine_format import BuilderLimits
 from edgellm_ros.vision.grid_tables import grid_tables
 from edgellm_ros.vision.visual_directory import open_visual_directory
 
 FOLDER = Path(__file__).resolve().parent.parent / "reference" / "vision_families"
-LIMITS = BuilderLimits(max_batch_size=4, max_input_len=96, max_kv_cache_capacity=160)
+LIMITS = BuilderLimits(max_batch_size=4, max_input_len=144, max_kv_cache_capacity=176)
 TOLERANCE = 1e-4  # of numbers that are given to five digits
 LOWERINGS = ("onnxruntime", "tensorrt", "tensorrt_legacy")
 
@@ -44,8 +44,8 @@ def checkpoint(family: str) -> Path:
     place = Path(_folder.name) / family / "checkpoint"
     shutil.copytree(FOLDER / family, place)
     config = json.loads((place / "config.json").read_text(encoding="utf-8"))
-    mark = "<image>" if family != "gemma3" else "<start_of_image>"
-    for name, content in tiny_tokenizer_files(VOCABULARY, {IMAGE: mark}, image_template(config)).items():
+    control = image_tokens(config, VOCABULARY)
+    for name, content in tiny_tokenizer_files(VOCABULARY, control, image_template(config)).items():
         (place / name).write_bytes(content)
     return place
 

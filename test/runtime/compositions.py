@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from runtime_helpers import outcome, request
 
@@ -23,16 +24,20 @@ class Composition:
 
 
 def play(
-    runtime: LLMInferenceRuntime, items: Sequence[Request], composition: Composition
+    runtime: LLMInferenceRuntime, items: Sequence[Request], composition: Composition, **fields: Any
 ) -> dict[int, LLMGenerationResponse]:
-    """Responses of one element by index of ``items``; the first to arrive found the batch whenever that is."""
+    """Responses of one element by index of ``items``; the first to arrive found the batch whenever that is.
+
+    ``fields`` are those of the requests that bring them.
+    """
     waiting = sorted(composition.arrivals, key=lambda index: (composition.arrivals[index], index))
     first = composition.arrivals[waiting[0]]
     founders = [index for index in waiting if composition.arrivals[index] == first]
     waiting = waiting[len(founders) :]
     channels = {index: StreamChannel() for index in composition.arrivals}
     responses: dict[int, LLMGenerationResponse] = {}
-    prepared = runtime.prepare(request(*(items[index] for index in founders), channels=[channels[i] for i in founders]))
+    founding = [items[index] for index in founders]
+    prepared = runtime.prepare(request(*founding, channels=[channels[index] for index in founders], **fields))
     generation = runtime.rank.begin_generation(prepared, LLMGenerationResponse())
     assert generation is not None, runtime.rank.last_refusal
     with generation:
@@ -45,7 +50,7 @@ def play(
                     channels[index].cancel()
             while waiting and (composition.arrivals[waiting[0]] <= step or session.finished()):
                 index = waiting[0]
-                arriving = runtime.prepare(request(items[index], channels=[channels[index]]))
+                arriving = runtime.prepare(request(items[index], channels=[channels[index]], **fields))
                 decision = session.admit_request(arriving, 100 + index, 1000 + index)
                 if decision is AdmitDecision.NO_CAPACITY:
                     break

@@ -265,7 +265,7 @@ def test_no_warm_up_while_a_request_is_open(runtime):
     assert answer(runtime, request("hi")).output_texts == ["Hello there"]
 
 
-@pytest.mark.parametrize("option", ["lora_weights", "drafting_config", "multimodal_engine_dir"])
+@pytest.mark.parametrize("option", ["lora_weights", "drafting_config"])
 def test_options_that_this_engine_cannot_serve_are_refused(runtime, option):
     with pytest.raises(EdgeLLMError, match=option) as refused:
         LLMRankRuntime(runtime.rank.directory.path, **{option: {"x": "y"}})
@@ -409,7 +409,14 @@ PLACES = {
     "attach": "edgellm_ros.runtime.streaming.StreamChannel.attach",
     "start": "edgellm_ros.runtime.sequence.Sequence.start",
     "prompt": "edgellm_ros.runtime.executor.ModelExecutor.prefill",
+    "outputs of the last request": "edgellm_ros.runtime.hidden_states.HiddenStates.forget",
+    "reuse checks": "edgellm_ros.runtime.prefix_reuse.PrefixReuse.check",
+    "reuse": "edgellm_ros.runtime.prefix_reuse.PrefixReuse.begin",
+    "what is kept": "edgellm_ros.runtime.prefix_reuse.PrefixReuse.keep_prompts",
+    "interrupts": "edgellm_ros.runtime.sequence.Sequence.check_interrupts",
+    "chunk": "edgellm_ros.runtime.admission.Admission.prefill_chunk",
 }
+AFTER_ADMISSION = {"prompt", "outputs of the last request", "reuse", "what is kept", "interrupts", "chunk"}
 
 
 def broken(*arguments, **fields):
@@ -433,8 +440,8 @@ def test_a_fault_anywhere_in_begin_leaves_a_runtime_that_serves(runtime, monkeyp
     assert answer(runtime, request("hi")).output_texts == ["Hello there"]
 
 
-@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_a_fault_anywhere_in_admit_leaves_the_batch_as_it_was(runtime, monkeypatch, place):
+@pytest.mark.parametrize("step", PLACES)
+def test_a_fault_anywhere_in_admit_leaves_the_batch_as_it_was(runtime, monkeypatch, step):
     channel = StreamChannel()
     arriving = runtime.prepare(request("late", channels=[channel]))
     tries = []
@@ -442,10 +449,10 @@ def test_a_fault_anywhere_in_admit_leaves_the_batch_as_it_was(runtime, monkeypat
     def hook(boundary):
         if boundary.resident_count() == 1 and not tries:
             with monkeypatch.context() as patch:
-                patch.setattr(place, broken)
+                patch.setattr(PLACES[step], broken)
                 try:
                     tries.append(boundary.admit_request(arriving, 5, 50))
-                    assert place.endswith("prefill")
+                    assert step in AFTER_ADMISSION
                 except ArithmeticError:
                     tries.append(None)
                     assert boundary.resident_count() == 1

@@ -43,5 +43,5 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     """
     text = text_configuration(config)
     decoder = family_of(text).parse(text)
-    kept = {key: text[key] for key in ("text_part_of", "mrope_section") if key in text}
+    kept = {key: text[key] for key in ("text_part_of", "mrope_section", "mrope_interleaved") if key in text}
     return replace(decoder, extra={**decoder.extra, **kept})

@@ -81,6 +81,7 @@ def text_configuration(config: Mapping[str, Any]) -> Mapping[str, Any]:
             kept = {key: value for key, value in scaling.items() if not key.startswith("mrope") and key != "type"}
             text[name] = {**kept, "rope_type": "default"} if kept.get("rope_type") in (None, "mrope") else kept
             text["mrope_section"] = scaling["mrope_section"]
+            text["mrope_interleaved"] = bool(scaling.get("mrope_interleaved"))
     return {**text, "architectures": [architecture], "text_part_of": whole}
 
 

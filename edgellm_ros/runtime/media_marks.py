@@ -1,0 +1,88 @@
+"""Where images and videos stand in a prompt: found in what a chat template wrote, replaced by their placeholders.
+
+A template that takes contents as lists of parts writes the family's own mark for each image; elsewhere the mark is put
+where the caller put the image. Text of a user that looks like a mark is taken literally like any control token.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import RefusalCode, RequestError
+from ..vision.media import IMAGE, MediaItem
+from .request import Message
+
+_LISTS = re.compile(r"""\[\s*['"]type['"]\s*\]|\.type\b|\.get\(\s*['"]type['"]""")  # a template that looks into parts
+
+
+@dataclass(frozen=True)
+class MediaFormat:
+    """The marks of a family; ``video_mark`` is None where it takes no videos."""
+
+    image_mark: str
+    video_mark: str | None = None
+
+
+def no_tower() -> RequestError:
+    """What is said where an image meets a model that sees none."""
+    return RequestError(
+        "the prompt holds an image or a video, and this engine has no image tower; build that of a vision-language "
+        "model.",
+        RefusalCode.UNSUPPORTED,
+    )
+
+
+class MediaMarks:
+    """The media of one conversation while it is rendered; ``template`` is its source, None where there is none."""
+
+    def __init__(self, media_format: MediaFormat | None, messages: Sequence[Message], template: str | None) -> None:
+        self._format = media_format
+        self._items = [item for message in messages for item in message.media]
+        if media_format is None and any(message.has_media for message in messages):
+            raise no_tower()
+        self._as_lists = media_format is not None and template is not None and _LISTS.search(template) is not None
+        self._behind = "" if template is None else "\n"  # as models with templates of plain text were trained
+        self._private = f"zq{secrets.token_hex(12)}" if self._items else ""
+
+    def content(self, message: Message, mark: Callable[[str, bool], str]) -> Any:
+        """What a template gets as the content of a message: text, or a list of parts."""
+        own = message.role == "assistant"
+        if self._as_lists:
+            parts = message.parts or ((message.content,) if message.content else ())
+            return [
+                {"type": "text", "text": mark(part, own)} if isinstance(part, str) else {"type": part.kind}
+                for part in parts
+                if isinstance(part, str | MediaItem)
+            ]
+        if not message.media:
+            return mark(message.content, own)
+        return "".join(
+            mark(part, own) if isinstance(part, str) else f"{self._private}{part.kind}z{self._behind}"
+            for part in message.parts
+            if isinstance(part, str | MediaItem)
+        )
+
+    def expand(self, rendered: str) -> str:
+        """The text with a placeholder for each mark.
+
+        :raises RequestError: it has more or fewer marks than there are images and videos, or in another order.
+        """
+        if self._format is None or not self._items:
+            return rendered
+        marks = {IMAGE: self._format.image_mark, "video": self._format.video_mark or ""}
+        for kind, text in marks.items():
+            rendered = rendered.replace(f"{self._private}{kind}z", text)
+        kinds = sorted((kind for kind in marks if marks[kind]), key=lambda kind: -len(marks[kind]))
+        pattern = re.compile("|".join(f"(?P<{kind}>{re.escape(marks[kind])})" for kind in kinds))
+        found = [match.lastgroup for match in pattern.finditer(rendered)]
+        if found != [item.kind for item in self._items]:
+            raise RequestError(
+                f"the prompt as the template wrote it has {len(found)} marks of images and videos for "
+                f"{len(self._items)} that are given; leave texts such as {marks[IMAGE]!r} out of the messages."
+            )
+        items = iter(self._items)
+        return pattern.sub(lambda match: next(items).placeholder, rendered)

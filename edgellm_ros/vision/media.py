@@ -1,0 +1,82 @@
+"""Images and videos of a prompt: what a caller gives, what stands for them, and where their rows go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..backends.base import Tensor
+from .processor import Video
+
+Media = np.ndarray | Video  # an image uint8 RGB [H,W,3], or frames
+IMAGE, VIDEO = "image", "video"
+
+
+@dataclass(frozen=True, eq=False)
+class MediaItem:
+    """An image or video that takes part in a prompt.
+
+    ``placeholder`` is its text there, ``token`` the token in it that the tower's rows replace, ``token_count`` how
+    often. ``grid``: temporal, vertical and horizontal patches, for towers of patches. ``inputs`` are the processor's
+    tensors; None where the rows were known already when it was placed, and it is processed again if they are not any
+    more.
+    """
+
+    kind: str
+    content: Media
+    digest: bytes
+    placeholder: str
+    token: str
+    token_count: int
+    grid: tuple[int, int, int] | None = None
+    inputs: Mapping[str, np.ndarray] | None = None
+
+    @property
+    def seconds_per_patch(self) -> float:
+        """Time that a temporal patch of a video spans; 0 for an image."""
+        content = self.content
+        if not isinstance(content, Video) or self.grid is None:
+            return 0.0
+        return content.seconds_per_frame * -(-len(content.frames) // self.grid[0])
+
+
+@dataclass(frozen=True)
+class EncodedMedia:
+    """Rows of one item on the device: ``embeddings`` float32 [n,D], and as many of each deepstack plane."""
+
+    embeddings: Tensor
+    planes: tuple[Tensor, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the rows take."""
+        return 4 * int(np.prod(self.embeddings.shape)) * (1 + len(self.planes))
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedItem:
+    """``places``: the index in the prompt of each of the item's tokens, int32 [n], ascending."""
+
+    item: MediaItem
+    places: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class PromptMedia:
+    """What of a prompt is more than its ids.
+
+    ``positions`` int32 [3,L] where tokens have positions on three axes, and ``delta``: the position of a later token
+    is its index plus this. ``blocks``: (start, stop) of tokens that see each other in both directions.
+    """
+
+    items: tuple[PlacedItem, ...] = ()
+    positions: np.ndarray | None = None
+    delta: int = 0
+    blocks: tuple[tuple[int, int], ...] = field(default=())
+
+    @property
+    def token_counts(self) -> tuple[int, ...]:
+        """Tokens of each item."""
+        return tuple(len(placed.places) for placed in self.items)

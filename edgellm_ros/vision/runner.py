@@ -1,0 +1,196 @@
+"""Images for a language model: processed, placed in a prompt, encoded once."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..backends.base import Backend
+from ..errors import RefusalCode, RequestError
+from .encoder_cache import DEFAULT_BUDGET_BYTES, EncoderCache
+from .media import IMAGE, VIDEO, EncodedMedia, Media, MediaItem
+from .mrope import MropeRule
+from .processor import ProcessedImages, Processor, Video, open_processor
+from .tower import PIXELS, Tower
+from .visual_directory import VisualDirectory, open_visual_directory
+
+MOST_LAYOUTS = 64  # sizes of images whose placeholders are kept
+BLOCKS_OF_IMAGES = ("gemma3",)  # families whose image tokens see each other in both directions
+BLOCKS_OF_PROMPTS = ("paligemma",)  # families whose whole prompt does
+
+
+@dataclass
+class VisionMetrics:
+    """Of a vision runner. Seconds are of the host, and on a GPU do not wait for the device."""
+
+    images: int = 0
+    image_tokens: int = 0
+    encoded: int = 0
+    processing_seconds: float = 0.0
+    encoding_seconds: float = 0.0
+
+
+class VisionRunner:
+    """``place`` may run on any thread; ``encode`` belongs to the one that drives the backend.
+
+    :raises BackendError: the tower does not load.
+    :raises EngineDirectoryError: the directory fails a check.
+    """
+
+    def __init__(
+        self,
+        directory: VisualDirectory,
+        backend: Backend,
+        *,
+        processor: Processor | None = None,
+        cache_bytes: int = DEFAULT_BUDGET_BYTES,
+    ) -> None:
+        self.directory = directory
+        self.processor = processor or open_processor(directory.path)
+        self.tower = Tower(directory, backend)
+        self.cache = EncoderCache(cache_bytes)
+        self.metrics = VisionMetrics()
+        # Placeholder and grid follow from the size of an image alone, and cameras keep theirs.
+        self._layouts: dict[tuple[int, ...], MediaItem] = {}
+
+    @classmethod
+    def open(cls, path: Path, backend: Backend, **options: Any) -> VisionRunner:
+        """The runner of a directory ``visual``."""
+        return cls(open_visual_directory(path), backend, **options)
+
+    # -- before the prompt is known ----------------------------------------------------------------------------
+
+    @property
+    def image_mark(self) -> str:
+        """What the chat template writes where an image stands."""
+        return self.processor.image_mark
+
+    @property
+    def video_mark(self) -> str | None:
+        """The same for a video; None where the family has none."""
+        return getattr(self.processor, "video_mark", None)
+
+    def place(self, content: Media) -> MediaItem:
+        """An image or video, ready to stand in a prompt.
+
+        :raises RequestError: it cannot be processed, or the family takes no videos.
+        """
+        start = time.perf_counter()
+        kind = VIDEO if isinstance(content, Video) else IMAGE
+        digest = _digest(content)
+        shape = () if isinstance(content, Video) else content.shape
+        known = self._layouts.get(shape) if shape else None
+        if known is not None and digest in self.cache and content.dtype == np.uint8:  # type: ignore[union-attr]
+            item = replace(known, content=content, digest=digest)
+        else:
+            item = self._item(kind, content, digest)
+            if shape and len(self._layouts) < MOST_LAYOUTS:
+                self._layouts[shape] = replace(item, content=np.empty(0), inputs=None)
+        self.metrics.processing_seconds += time.perf_counter() - start
+        return item
+
+    def _item(self, kind: str, content: Media, digest: bytes) -> MediaItem:
+        processed = self._process(content)
+        token = self.processor.image_token if kind == IMAGE else str(getattr(self.processor, "video_token", ""))
+        return MediaItem(
+            kind,
+            content,
+            digest,
+            processed.placeholders[0],
+            token,
+            processed.token_counts[0],
+            None if processed.grids is None else _triple(processed.grids[0]),
+            processed.inputs,
+        )
+
+    def _process(self, content: Media) -> ProcessedImages:
+        if not isinstance(content, Video):
+            return self.processor.process([content])
+        process = getattr(self.processor, "process_video", None)
+        if process is None:
+            raise RequestError(
+                f"a video is given, and {self.tower.settings.model_type} takes none; give its frames as images.",
+                RefusalCode.UNSUPPORTED,
+            )
+        processed: ProcessedImages = process(content)
+        return processed
+
+    # -- positions ---------------------------------------------------------------------------------------------
+
+    def mrope_rule(self) -> MropeRule | None:
+        """How the family counts positions on three axes; None where it has one."""
+        settings, config = self.tower.settings, self.directory.config
+        if not settings.spatial_merge_size:
+            return None
+        vision: Mapping[str, Any] = config.get("vision_config") or {}
+        temporal = settings.model_type == "qwen2_5_vl"
+        return MropeRule(
+            image_token_id=config["image_token_id"],
+            video_token_id=config.get("video_token_id"),
+            merge=settings.spatial_merge_size,
+            tokens_per_second=float(vision.get("tokens_per_second") or 4) if temporal else 0.0,
+            frames_apart=settings.model_type == "qwen3_vl",
+        )
+
+    def blocks(self, places: list[np.ndarray], length: int) -> tuple[tuple[int, int], ...]:
+        """Spans of a prompt of ``length`` whose tokens see each other in both directions."""
+        if self.tower.settings.model_type in BLOCKS_OF_PROMPTS:
+            return ((0, length),)
+        if self.tower.settings.model_type in BLOCKS_OF_IMAGES:
+            return tuple((int(place[0]), int(place[-1]) + 1) for place in places)
+        return ()
+
+    # -- on the device -----------------------------------------------------------------------------------------
+
+    def encode(self, item: MediaItem) -> EncodedMedia:
+        """The rows of an item, from the cache where it was seen before.
+
+        :raises BackendError: the engine failed.
+        :raises RequestError: pixel values of a shape that the tower does not take.
+        """
+        start = time.perf_counter()
+        metrics = self.metrics
+        metrics.images += 1
+        metrics.image_tokens += item.token_count
+        encoded = self.cache.get(item.digest)
+        if encoded is None:
+            inputs = item.inputs or self._process(item.content).inputs
+            encoded = self.tower.encode(inputs[PIXELS], item.grid)
+            if encoded.embeddings.shape[0] != item.token_count:
+                raise RequestError(
+                    f"an image gave {encoded.embeddings.shape[0]} rows for {item.token_count} tokens of the prompt; "
+                    "build the engine directory again."
+                )
+            self.cache.put(item.digest, encoded)
+            metrics.encoded += 1
+        metrics.encoding_seconds += time.perf_counter() - start
+        return encoded
+
+    def close(self) -> None:
+        """Free the tower and what it gave."""
+        self.cache.clear()
+        self.tower.close()
+
+
+def _triple(grid: np.ndarray) -> tuple[int, int, int]:
+    times, rows, columns = (int(value) for value in grid)
+    return times, rows, columns
+
+
+def _digest(content: Media) -> bytes:
+    """128 bits over everything that the tower will see."""
+    frames = content.frames if isinstance(content, Video) else (content,)
+    checksum = hashlib.blake2b(digest_size=16)
+    if isinstance(content, Video):
+        checksum.update(f"video {content.seconds_per_frame!r}".encode())
+    for frame in frames:
+        array = np.ascontiguousarray(frame)
+        checksum.update(f"{array.dtype.str} {array.shape}".encode())
+        checksum.update(array.data)
+    return checksum.digest()

@@ -1,0 +1,127 @@
+"""An image tower on a device: pixel values in, rows for the language model out."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from ..backends.base import Backend, DataType, Tensor
+from ..errors import EngineDirectoryError, RequestError
+from .grid_tables import grid_tables
+from .media import EncodedMedia
+from .visual_directory import TILES, VisualDirectory
+
+MOST_POSITIONS = 4096  # of one call: more is no faster, and its activations take memory
+MOST_GRIDS = 8  # whose tables are kept: cameras of a robot keep their size
+PIXELS, EMBEDS = "pixel_values", "image_embeds"
+_PLANE = "deepstack_"
+
+
+class Tower:
+    """Belongs to the thread that drives the backend.
+
+    :raises BackendError: the engine does not load.
+    :raises EngineDirectoryError: its tensors are not those that ``config.json`` tells of.
+    """
+
+    def __init__(self, directory: VisualDirectory, backend: Backend) -> None:
+        self.settings = directory.tower
+        self._backend = backend
+        self._engine = backend.open_engine(directory.graph)
+        self._tables: OrderedDict[tuple[int, int], dict[str, Tensor]] = OrderedDict()
+        self.planes = sorted(name for name in self._engine.outputs if name.startswith(_PLANE))
+        for name, tensor in ((PIXELS, self._engine.inputs.get(PIXELS)), (EMBEDS, self._engine.outputs.get(EMBEDS))):
+            if tensor is None:
+                raise EngineDirectoryError(f"{directory.graph} has no {name!r}; build the engine directory again.")
+        width = self._engine.outputs[EMBEDS].shape[2]
+        if width != self.settings.hidden_size or len(self.planes) != self.settings.deepstack_planes:
+            raise EngineDirectoryError(
+                f"{directory.graph} gives rows of {width} numbers and {len(self.planes)} planes; config.json tells of "
+                f"{self.settings.hidden_size} and {self.settings.deepstack_planes}: build the engine directory again."
+            )
+
+    def encode(self, pixels: np.ndarray, grid: tuple[int, int, int] | None = None) -> EncodedMedia:
+        """Rows of one item: float32 tiles [N,3,side,side], or patches [S,values] of a ``grid`` [time,rows,columns].
+
+        :raises RequestError: pixel values of another shape than the tower takes.
+        :raises BackendError: the engine failed.
+        """
+        pixels, tokens, tables = self._checked(pixels, grid)
+        total, width = len(pixels) * tokens, self.settings.hidden_size
+        names = (EMBEDS, *self.planes)
+        rows = {name: self._backend.allocate((total, width), DataType.FLOAT32) for name in names}
+        for start, stop in self._groups(len(pixels), pixels[0].size, tokens):
+            whole = stop - start == len(pixels)
+            count = stop - start
+            shape = (count * tokens, width)
+            part = rows if whole else {name: self._backend.allocate(shape, DataType.FLOAT32) for name in names}
+            self._run(pixels[start:stop], tokens, tables, part)
+            if not whole:
+                index = self._backend.allocate((count * tokens,), DataType.INT32)
+                index.write(np.arange(start * tokens, stop * tokens, dtype=np.int32))
+                for name in names:
+                    self._backend.splice_rows(part[name], index, rows[name])
+        return EncodedMedia(rows[EMBEDS], tuple(rows[name] for name in self.planes))
+
+    def _checked(
+        self, pixels: np.ndarray, grid: tuple[int, int, int] | None
+    ) -> tuple[np.ndarray, int, Mapping[str, Tensor]]:
+        """Pixels with an axis for tiles or frames, tokens of each, and the tables of their grid."""
+        settings = self.settings
+        if settings.layout == TILES:
+            wanted = (settings.num_channels, settings.image_size, settings.image_size)
+            if pixels.ndim != 4 or pixels.shape[1:] != wanted or not len(pixels):
+                raise RequestError(f"pixel values have the shape {pixels.shape}; want tiles of {wanted}.")
+            return pixels, settings.tokens_per_tile, {}
+        values = settings.num_channels * settings.temporal_patch_size * settings.patch_size**2
+        merge = settings.spatial_merge_size
+        if grid is None or min(grid) < 1 or grid[1] % merge or grid[2] % merge:
+            raise RequestError(f"the grid of an image is {grid}; want three numbers, two of them multiples of {merge}.")
+        frames, height, width = grid
+        if pixels.shape != (frames * height * width, values):
+            raise RequestError(
+                f"pixel values have the shape {pixels.shape}; want {(frames * height * width, values)} for the grid "
+                f"{grid}."
+            )
+        return pixels.reshape(frames, height * width, values), height * width // merge**2, self._grid(height, width)
+
+    def _grid(self, height: int, width: int) -> Mapping[str, Tensor]:
+        found = self._tables.get((height, width))
+        if found is None:
+            found = {}
+            for name, array in grid_tables(self.settings, height, width).items():
+                found[name] = self._backend.allocate(array.shape, self._engine.inputs[name].dtype)
+                found[name].write(array)
+            self._tables[height, width] = found
+            if len(self._tables) > MOST_GRIDS:
+                self._tables.popitem(last=False)
+        self._tables.move_to_end((height, width))
+        return found
+
+    def _groups(self, count: int, values: int, tokens: int) -> Iterator[tuple[int, int]]:
+        settings = self.settings
+        side = settings.image_size // settings.patch_size
+        positions = side * side if settings.layout == TILES else tokens * settings.spatial_merge_size**2
+        step = max(1, MOST_POSITIONS // positions)
+        return ((start, min(start + step, count)) for start in range(0, count, step))
+
+    def _run(self, pixels: np.ndarray, tokens: int, tables: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> None:
+        engine, backend = self._engine, self._backend
+        taken = backend.allocate(pixels.shape, DataType.FLOAT32)
+        taken.write(np.ascontiguousarray(pixels, dtype=np.float32))
+        shapes: dict[str, tuple[int, ...]] = {PIXELS: pixels.shape}
+        engine.bind(PIXELS, taken)
+        for name, table in tables.items():
+            engine.bind(name, table)
+            shapes[name] = table.shape
+        for name, out in rows.items():
+            engine.bind(name, out)
+            shapes[name] = (len(pixels), tokens, self.settings.hidden_size)
+        engine.run(shapes)
+
+    def close(self) -> None:
+        """Free the engine."""
+        self._tables.clear()
+        self._engine.close()

@@ -1,0 +1,48 @@
+"""After every test of this folder: no request is open, no latch taken, no block pinned, no consumer left waiting."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakSet
+
+import pytest
+from runtime_audit import audit
+
+from edgellm_ros.runtime.rank_model import RankModel
+from edgellm_ros.runtime.streaming import StreamChannel
+
+_runtimes: WeakSet[Any] = WeakSet()
+_channels: WeakSet[Any] = WeakSet()
+
+
+def _remember(kind: type, method: str, where: WeakSet[Any]) -> None:
+    original: Callable[..., Any] = getattr(kind, method)
+
+    @functools.wraps(original)
+    def remembering(self: Any, *arguments: Any, **options: Any) -> Any:
+        result = original(self, *arguments, **options)
+        where.add(self)
+        return result
+
+    setattr(kind, method, remembering)
+
+
+_remember(RankModel, "__init__", _runtimes)
+_remember(StreamChannel, "attach", _channels)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_over() -> Iterator[None]:
+    yield
+    for runtime in list(_runtimes):
+        audit(runtime)
+    waiting = [channel for channel in list(_channels) if not channel.finished]
+    if waiting:
+        del waiting
+        gc.collect()  # what no consumer holds any more leaves nobody waiting
+        waiting = [channel for channel in list(_channels) if not channel.finished]
+    assert not waiting, f"{len(waiting)} channels never got their last chunk"
+    _channels.clear()

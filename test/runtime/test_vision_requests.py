@@ -1,0 +1,245 @@
+"""Prompts with images answer as transformers does: alone, in a ragged batch, joining one, with the context cache."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from vision_engines import LOWERINGS, engine, reference
+from vision_inputs import FAMILIES, GRIDS, pixel_values, token_count
+
+import edgellm_ros.vision.runner as vision_runner
+from edgellm_ros.errors import RefusalCode, RequestError
+from edgellm_ros.runtime.context_cache import ContextCacheConfig
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.request import (
+    LLMGenerationRequest,
+    LLMGenerationResponse,
+    Message,
+    Request,
+    SamplingParameters,
+)
+from edgellm_ros.vision.processor import ProcessedImages
+
+BUILT = [family for family in FAMILIES if family not in ("paligemma", "gemma3")]
+GREEDY = SamplingParameters(temperature=0.0)
+TOLERANCE = 1e-4
+
+
+MARKS = {"smolvlm": "<image>", "paligemma": "<image>", "gemma3": "<start_of_image>", "internvl": "<IMG_CONTEXT>"}
+
+
+class SeededProcessor:
+    """An image is a seed, in its first value; its pixel values are those that the reference was made with."""
+
+    def __init__(self, family: str) -> None:
+        self.family = family
+        self.image_mark = self.image_token = MARKS.get(family, "<|image_pad|>")
+        self.processed = 0
+
+    def process(self, images: Sequence[np.ndarray]) -> ProcessedImages:
+        seeds = [int(image.flat[0]) for image in images]
+        self.processed += len(seeds)
+        grids = FAMILIES[self.family].grids
+        values = [pixel_values(self.family, seed) for seed in seeds]
+        counts = tuple(token_count(self.family, seed) for seed in seeds)
+        return ProcessedImages(
+            {"pixel_values": np.concatenate(values) if grids else np.stack(values)},
+            tuple(len(value) if grids else 1 for value in values),
+            counts,
+            tuple(self.image_token * count for count in counts),
+            np.array([GRIDS[seed] for seed in seeds]) if grids else None,
+        )
+
+
+def image(seed: int) -> np.ndarray:
+    return np.full((2 + seed, 4, 3), seed, dtype=np.uint8)
+
+
+@pytest.fixture
+def opened(monkeypatch) -> Iterator[Any]:
+    runtimes = []
+
+    def open_family(family: str, lowering: str = "onnxruntime", **options: Any) -> LLMInferenceRuntime:
+        monkeypatch.setattr(vision_runner, "open_processor", lambda path: SeededProcessor(family))
+        runtime = LLMInferenceRuntime(engine(family, lowering), backend="onnxruntime", threads=1, **options)
+        runtimes.append(runtime)
+        return runtime
+
+    yield open_family
+    for runtime in runtimes:
+        runtime.close()
+
+
+def request_of(rows: Sequence[dict[str, Any]], **options: Any) -> LLMGenerationRequest:
+    return LLMGenerationRequest(
+        requests=[
+            Request((Message.of("user", "x", *(image(seed) for seed in row["images"])),), ignore_eos=True)
+            for row in rows
+        ],
+        pre_tokenized_input_ids=[list(row["input_ids"]) for row in rows],
+        sampling=GREEDY,
+        num_logprobs=50,
+        **{"max_generate_length": 10, **options},
+    )
+
+
+def run(runtime: LLMInferenceRuntime, rows: Sequence[dict[str, Any]], **options: Any) -> LLMGenerationResponse:
+    response = LLMGenerationResponse()
+    assert runtime.handle_request(request_of(rows, **options), response), runtime.last_refusal
+    assert response.messages == [""] * len(rows)
+    return response
+
+
+def check(response: LLMGenerationResponse, rows: Sequence[dict[str, Any]]) -> None:
+    for place, row in enumerate(rows):
+        logits = np.array(row["first_logits"])
+        wanted = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+        found = response.logprobs[place][0]
+        assert max(abs(entry.logprob - wanted[entry.token_id]) for entry in found) < TOLERANCE
+        assert response.output_ids[place] == row["output_ids"]
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("family", BUILT)
+def test_text_one_and_three_images_answer_as_transformers(opened, family, lowering):
+    runtime = opened(family, lowering)
+    rows = reference(family)["answers"]
+    for row in rows:
+        check(run(runtime, [row]), [row])
+    check(run(runtime, rows), rows)  # a ragged batch
+    metrics = runtime.rank.get_multimodal_metrics()
+    assert metrics.total_images == 8
+    assert metrics.total_image_tokens == 2 * sum(token_count(family, seed) for row in rows for seed in row["images"])
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 7])
+@pytest.mark.parametrize("family", BUILT)
+def test_images_cut_by_chunks_of_the_prompt_are_seen_whole(opened, family, chunk):
+    runtime = opened(family, prefill_chunk=chunk)
+    rows = reference(family)["answers"]
+    check(run(runtime, rows), rows)
+
+
+@pytest.mark.parametrize("family", BUILT)
+def test_a_prompt_with_images_joins_a_running_batch(opened, family):
+    runtime = opened(family, join_chunk=4, mixed_positions=64)
+    rows = reference(family)["answers"]
+    first, third = (runtime.prepare(request_of([row])) for row in (rows[1], rows[2]))
+    text = runtime.prepare(request_of([rows[0]]))
+    response = LLMGenerationResponse()
+    joined: dict[int, LLMGenerationResponse] = {}
+
+    def hook(boundary: Any) -> None:
+        if boundary.resident_count() == 1 and not joined:
+            boundary.admit_request(third, 5, 6)
+            boundary.admit_request(text, 7, 8)
+            joined[0] = LLMGenerationResponse()
+        for index, result in boundary.take_completed_at_or_above(5).items():
+            joined[index] = boundary.materialize_result(result)
+
+    assert runtime.rank.handle_request(first, response, boundary_hook=hook)
+    check(response, [rows[1]])
+    check(joined[5], [rows[2]])
+    check(joined[7], [rows[0]])
+
+
+@pytest.mark.parametrize("family", BUILT)
+def test_images_are_encoded_once_and_known_prefixes_with_them_are_reused(opened, family):
+    runtime = opened(family, context_cache=ContextCacheConfig(1 << 22))
+    rows = reference(family)["answers"]
+    vision = runtime.rank.vision
+    check(run(runtime, [rows[2]]), [rows[2]])
+    assert (vision.metrics.encoded, vision.processor.processed) == (3, 3)
+    again = run(runtime, [rows[2]])
+    check(again, [rows[2]])
+    assert again.reused_token_counts[0] >= 16
+    assert (vision.metrics.encoded, vision.processor.processed) == (3, 3)
+    check(run(runtime, [rows[1]]), [rows[1]])  # an image of the other prompt, elsewhere
+    assert vision.metrics.encoded == 3
+    other = {**rows[2], "images": [2, 0, 1]}
+    other["images"] = [2, 0, 0] if not FAMILIES[family].grids else other["images"]
+    if not FAMILIES[family].grids:  # equal ids, another image: nothing behind it may be reused
+        found = run(runtime, [other])
+        fresh = run(opened(family), [other])
+        assert found.output_ids == fresh.output_ids
+        assert found.reused_token_counts[0] < again.reused_token_counts[0]
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "smolvlm"])
+def test_the_encoder_cache_keeps_to_its_budget_and_forgets_the_oldest(opened, family):
+    runtime = opened(family)
+    cache, rows = runtime.rank.vision.cache, reference(family)["answers"]
+    run(runtime, [rows[2]])
+    assert len(cache) == 3 and cache.hits == 0
+    cache.budget_bytes = cache.nbytes - 1
+    cache.put(b"x" * 16, runtime.rank.vision.encode(runtime.rank.vision.place(image(1))))
+    assert cache.nbytes <= cache.budget_bytes and cache.evicted >= 1
+    cache.budget_bytes = 1
+    cache.put(b"y" * 16, runtime.rank.vision.tower.encode(*_inputs(family, 0)))
+    assert b"y" * 16 not in cache  # larger than the whole budget
+    cache.clear()
+    run(runtime, [rows[1]])
+    check(run(runtime, rows), rows)
+
+
+def _inputs(family: str, seed: int) -> tuple[np.ndarray, Any]:
+    values = pixel_values(family, seed)
+    return (values, GRIDS[seed]) if FAMILIES[family].grids else (values[None], None)
+
+
+@pytest.mark.parametrize("change", ["one token short", "one token more", "an image missing"])
+def test_ids_with_another_number_of_image_tokens_are_refused(opened, change):
+    runtime = opened("smolvlm")
+    row = dict(reference("smolvlm")["answers"][1])
+    place = row["input_ids"].index(262)
+    ids = list(row["input_ids"])
+    if change == "one token short":
+        del ids[place]
+    elif change == "one token more":
+        ids.insert(place, 262)
+    row |= {"input_ids": ids, "images": [] if change == "an image missing" else row["images"]}
+    if change == "an image missing":  # without images the ids are what they are: text
+        assert run(runtime, [row])
+        return
+    with pytest.raises(RequestError, match=r"tokens '<image>'"):
+        runtime.prepare(request_of([row]))
+
+
+@pytest.mark.parametrize("family", BUILT)
+def test_a_conversation_puts_each_image_where_its_part_stands(opened, family):
+    runtime = opened(family)
+    mark = MARKS.get(family, "<|image_pad|>")
+    messages = (
+        Message("system", "Look."),
+        Message.of("user", "a", image(1), f"b{mark}c", image(0)),
+        Message("assistant", "d"),
+        Message.of("user", image(2)),
+    )
+    prepared = runtime.prepare(LLMGenerationRequest(requests=[Request(messages)]))
+    text = prepared.formatted_requests[0]
+    one, two, three = (mark * token_count(family, seed) for seed in (1, 0, 2))
+    if FAMILIES[family].grids:
+        assert "a<|vision_start|>" in text
+    pieces = re.split(f"((?:{re.escape(mark)})+)", text)[1::2]
+    assert [piece for piece in pieces if piece != mark] == [one, two, three] and f"b{mark}c" in text
+    media = prepared.media[0]
+    assert media.token_counts == tuple(token_count(family, seed) for seed in (1, 0, 2))
+    ids = np.array(prepared.pre_tokenized_input_ids[0])
+    assert (ids == 262).sum() == sum(media.token_counts)  # the mark in the user's own text is text
+    response = LLMGenerationResponse()
+    assert runtime.rank.handle_request(prepared, response)
+
+
+def test_what_no_image_is_and_what_sees_none_are_refused(opened, monkeypatch):
+    runtime = opened("smolvlm")
+    with pytest.raises(RequestError, match="want text, an image as a NumPy array, or a Video"):
+        Message.of("user", 3)  # type: ignore[arg-type]
+    monkeypatch.setattr(runtime.rank, "vision", None)
+    runtime.tokenizer.media_format = None
+    with pytest.raises(RequestError, match="has no image tower") as caught:
+        runtime.prepare(LLMGenerationRequest(requests=[Request((Message.of("user", "a", image(0)),))]))
+    assert caught.value.code is RefusalCode.UNSUPPORTED
