@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .qos_events import QosWatch
 
 DEPTH = 2  # of a subscription; the newest frame is what counts
+FRAMES_IN_ORDER = 256  # of each camera that wait where every one is used
 ONLY_CAMERA = "image"  # name and topic where ``cameras`` is empty
 TRANSPORTS = ("raw", "compressed")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*")
@@ -72,12 +73,14 @@ class RequestImages:
         return pairs
 
 
-def cameras_of(settings: Settings, resolve: Callable[[str], str]) -> tuple[Camera, ...]:
+def cameras_of(
+    settings: Settings, resolve: Callable[[str], str], default_names: Sequence[str] = ()
+) -> tuple[Camera, ...]:
     """The cameras that the parameters name; ``resolve`` gives a topic's whole name after remaps.
 
     :raises EdgeLLMError: names or transports that cannot be.
     """
-    names, transports = settings.cameras, settings.images.transport
+    names, transports = settings.cameras or tuple(default_names), settings.images.transport
     for name in names:
         if not _NAME.fullmatch(name):
             raise _bad(f"cameras has {name!r}; want names of letters, digits and underscores.")
@@ -103,21 +106,27 @@ class CameraInputs:
     """Subscriptions belong to the executor's thread; ``take`` to the one that answers prompts."""
 
     def __init__(
-        self, node: LifecycleNode, settings: Settings, qos: QosWatch, warn: Callable[[str, str], None]
+        self,
+        node: LifecycleNode,
+        settings: Settings,
+        qos: QosWatch,
+        warn: Callable[[str, str], None],
+        default_names: Sequence[str] = (),
     ) -> None:
-        """Subscribe to every camera; ``warn(kind, sentence)`` logs.
+        """Subscribe to every camera; ``warn(kind, sentence)`` logs. ``default_names``: where ``cameras`` is empty.
 
         :raises EdgeLLMError: see ``cameras_of``.
         """
         from rclpy.qos import qos_profile_sensor_data
         from sensor_msgs.msg import CompressedImage, Image
 
-        self.cameras = cameras_of(settings, node.resolve_topic_name)
-        self.frames = Synchronizer([camera.name for camera in self.cameras])
+        self.cameras = cameras_of(settings, node.resolve_topic_name, default_names)
+        in_order = FRAMES_IN_ORDER if settings.action.pairing == "every" else 0
+        self.frames = Synchronizer([camera.name for camera in self.cameras], in_order)
         self._node = node
         self._warn = warn
         self._stamps = settings.images.stamp_source == "header"
-        profile = _with_depth(qos_profile_sensor_data)
+        profile = _with_depth(qos_profile_sensor_data, in_order or DEPTH)
         self._subscriptions = [
             node.create_subscription(
                 CompressedImage if camera.compressed else Image,
@@ -176,6 +185,9 @@ class CameraInputs:
             if settings.on_missing == "text_only":
                 return RequestImages(absent=found.sentence)
             raise RequestError(f"{found.sentence} (images.on_missing is {settings.on_missing}.)", RefusalCode.NO_IMAGES)
+        return self._decoded(found, settings)
+
+    def _decoded(self, found: FrameSet, settings: ImageSettings) -> RequestImages:
         start = time.perf_counter()
         by_name = {camera.name: camera for camera in self.cameras}
         decoded = [decode_frame(by_name[frame.camera], frame.payload, settings.max_pixels) for frame in found.frames]
@@ -187,6 +199,17 @@ class CameraInputs:
             frame_id=decoded[0][1],
             decode_time=time.perf_counter() - start,
         )
+
+    def take_next(self, settings: ImageSettings, *, after: int, timeout: float) -> RequestImages | None:
+        """The first set of images later than ``after`` (ns), each once and in order; None when none came in time.
+
+        :raises RequestError: one does not decode.
+        """
+        found = self.frames.next_after(after, slop=settings.sync_slop)
+        if found is None:
+            self.frames.wait(timeout)
+            found = self.frames.next_after(after, slop=settings.sync_slop)
+        return None if found is None else self._decoded(found, settings)
 
     def publishers(self) -> dict[str, int]:
         """Publishers on each camera's topic."""
@@ -259,11 +282,11 @@ def refuse_unseen(settings: Settings) -> None:
             raise _bad(reason)
 
 
-def _with_depth(profile: Any) -> Any:
+def _with_depth(profile: Any, depth: int) -> Any:
     from rclpy.qos import QoSProfile
 
     return QoSProfile(
-        history=profile.history, depth=DEPTH, reliability=profile.reliability, durability=profile.durability
+        history=profile.history, depth=depth, reliability=profile.reliability, durability=profile.durability
     )
 
 

@@ -21,11 +21,12 @@ from ..errors import BackendError, EdgeLLMError, MisuseError, Refusal, RefusalCo
 from ..resources import resource_path
 from .counters import Counters, Throttle
 from .dds_profile import PROFILE_NAME, profile_warning
-from .engine_host import EngineHost, release_memory
+from .engine_host import EngineHost, acts, release_memory
 from .history import ConversationHistory
 from .images import refuse_unseen, unseen
 from .monitor import Monitor, NodeState
 from .parameter_server import ParameterServer
+from .policy_io import PolicyIO
 from .publishers import Publishers, publishable, reliable
 from .qos_events import QosWatch
 from .requests import PromptBridge
@@ -99,7 +100,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
         self._create_inputs()
         # A clock of its own: with use_sim_time and no /clock, a timer of ROS time would never say why it is silent.
         steady = Clock(clock_type=ClockType.STEADY_TIME)
-        self.create_timer(1.0, self._guarded(self.monitor.tick), clock=steady)
+        self.create_timer(1.0, self.guarded(self.monitor.tick), clock=steady)
         if self.parameters.settings().autostart:
             self._autostart_timer = self.create_timer(0.0, self._autostart, clock=steady)
         self._tell_what_was_found()
@@ -112,7 +113,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
             self.create_subscription(
                 kind,
                 topic,
-                self._guarded(callback),
+                self.guarded(callback),
                 reliable(depth),
                 event_callbacks=self.qos.subscription_callbacks(self.resolve_topic_name(topic)),
                 qos_overriding_options=self.qos.overridable(),
@@ -136,7 +137,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
         if message:
             self.get_logger().warning(message)
 
-    def _guarded(self, callback: Callable[..., None]) -> Callable[..., None]:
+    def guarded(self, callback: Callable[..., None]) -> Callable[..., None]:
         """A callback whose exception is logged instead of ending the process."""
 
         @functools.wraps(callback)
@@ -160,15 +161,25 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
         self.get_logger().debug(f"prompt {request.request_id}: {message.data}")
 
     def _on_cancel(self, _message: Empty) -> None:
+        self._hold(CANCELLED)
         self.bridge.cancel_all(CANCELLED)
 
+    def _hold(self, refusal: Refusal) -> None:
+        """Stop motion at once, before anything that may take time."""
+        if self.state.policy is not None:
+            self.state.policy.stop(refusal)
+
     def _on_cancel_service(self, _request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        self._hold(CANCELLED)
         running, waiting = self.bridge.cancel_all(CANCELLED)
         response.success = True
         response.message = f"Cancelled {running} running and {waiting} waiting requests."
         return response
 
     def _on_reset(self, _request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        self._hold(RESET)
+        if self.state.policy is not None:
+            self.state.policy.host.seeds.reset()
         turns = self.history.clear()
         running, waiting = self.bridge.cancel_all(RESET)
         response.success = True
@@ -182,9 +193,10 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
         response.success = True
         response.message = "Prompts are answered."
         if not self.state.enabled:
+            self._hold(DISABLED)
             running, waiting = self.bridge.cancel_all(DISABLED)
             response.message = f"Prompts are refused; stopped {running} running and {waiting} waiting requests."
-        self._guarded(self.monitor.tick)()
+        self.guarded(self.monitor.tick)()
         return response
 
     # -- transitions -------------------------------------------------------------------------------------------
@@ -193,11 +205,22 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Load the engine and warm it up."""
         settings = self.parameters.settings()
-        refuse_unseen(settings)
+        if not acts(settings):
+            refuse_unseen(settings)
         self.monitor.say(f"Loading {settings.engine.directory or 'the fake engine'}.")
         host = self.state.host = EngineHost.load(settings)
-        self.parameters.unserved = unseen
-        self.get_logger().info(f"Loaded {host.facts.summary} in {host.facts.load_time:.2f} s; text only.")
+        able = "text only"
+        if host.policy is None:
+            self.parameters.unserved = unseen
+        else:
+            try:
+                self.state.policy = PolicyIO(self, host.policy, self.counters)
+            except EdgeLLMError:
+                self._free_engine()
+                raise
+            host.act = self.state.policy.make_run
+            able = f"acts on {', '.join(slot.name for slot in host.policy.manifest.cameras)}"
+        self.get_logger().info(f"Loaded {host.facts.summary} in {host.facts.load_time:.2f} s; {able}.")
         return TransitionCallbackReturn.SUCCESS
 
     @_transition(TransitionCallbackReturn.FAILURE)
@@ -211,6 +234,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
     @_transition(TransitionCallbackReturn.ERROR)
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """End every request with a reason and stop answering."""
+        self._hold(DEACTIVATED)
         self.bridge.stop(DEACTIVATED)
         return TransitionCallbackReturn.SUCCESS
 
@@ -223,6 +247,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
     @_transition(TransitionCallbackReturn.FAILURE)
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
         """End every request and free the engine, from any state."""
+        self._hold(SHUT_DOWN)
         self.bridge.stop(SHUT_DOWN)
         self._free_engine()
         return TransitionCallbackReturn.SUCCESS
@@ -231,12 +256,16 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Give back what can be given back, so that the node can be configured again."""
         try:
+            self._hold(FAILED)
             self.bridge.stop(FAILED)
         finally:
             self._free_engine()
         return TransitionCallbackReturn.SUCCESS
 
     def _free_engine(self) -> None:
+        policy, self.state.policy = self.state.policy, None
+        if policy is not None:
+            policy.close()
         host, self.state.host = self.state.host, None
         self.parameters.unserved = lambda _name, _value: None
         if host is None:
@@ -256,7 +285,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
             self.trigger_configure()
         if self.parameters.lifecycle() == "inactive":
             self.trigger_activate()
-        self._guarded(self.monitor.tick)()
+        self.guarded(self.monitor.tick)()
 
     def _guard_transitions(self) -> None:
         """Answer an impossible transition with a no; rclpy raises it out of the executor and the process ends."""
@@ -271,7 +300,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
                 wanted = request.transition.label or f"number {request.transition.id}"
                 self.get_logger().warning(f"Transition {wanted} is not possible while the node is {before}: {error}")
                 response.success = False
-            self._guarded(self.monitor.tick)()
+            self.guarded(self.monitor.tick)()
             return response
 
         service.callback = change_state

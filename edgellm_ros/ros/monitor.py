@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rclpy.lifecycle import LifecycleNode
 
@@ -18,6 +19,9 @@ from .report import Level
 from .requests import PromptBridge
 from .status import NodeFacts, node_status
 
+if TYPE_CHECKING:
+    from .policy_io import PolicyIO
+
 CLOCK_PATIENCE = 2.0  # s that /clock may take to show up
 
 
@@ -26,6 +30,7 @@ class NodeState:
     """What transitions and services change; belongs to the executor's thread."""
 
     host: EngineHost | None = None
+    policy: PolicyIO | None = None
     enabled: bool = True
     failure: str = ""  # why the last transition failed; empty after one that did not
     profile_warning: str = ""
@@ -114,6 +119,7 @@ class Monitor:
             delta_subscribers=outputs.delta.get_subscription_count(),
             qos_problems=self._qos.found,
             profile_warning=self._state.profile_warning,
+            policy=self._state.policy.values() if self._state.policy else {},
         )
         outputs.publish_diagnostics(diagnostic_statuses(facts))
 

@@ -61,6 +61,7 @@ class Report:
     last_delta: int | None = None
     engine: Mapping[str, str] = field(default_factory=dict)  # model, backend, fingerprint
     changed_settings: Mapping[str, Value] = field(default_factory=dict)
+    details: Mapping[str, object] = field(default_factory=dict)  # of images and actions
     prompt: str | None = None
     response: str | None = None
 
@@ -106,6 +107,7 @@ class Report:
             ("delta_count", self.delta_count),
             ("first_delta", self.first_delta),
             ("last_delta", self.last_delta),
+            *self.details.items(),
             *((f"engine.{key}", value) for key, value in self.engine.items()),
         ]
         if self.prompt is not None:

@@ -18,7 +18,7 @@ from ..errors import EdgeLLMError, Refusal, RefusalCode
 from ..runtime.request import LLMGenerationResponse
 from .counters import Counters
 from .engine_host import EngineHost
-from .generation_run import STOP_GRACE, GenerationRun, Outputs
+from .generation_run import STOP_GRACE, Outputs
 from .history import ConversationHistory, Turn
 from .parameters import Settings
 from .prompt_request import PromptRequest, RequestState
@@ -206,7 +206,7 @@ class PromptBridge:
 
     def _run(self, request: PromptRequest, host: EngineHost) -> None:
         epoch, turns = self._history.snapshot(request.settings.prompt.history_turns)
-        run = GenerationRun(request, host, self._outputs)
+        run = host.make_run(request, self._outputs)
         try:
             handle = run.submit(turns)
         except EdgeLLMError as error:
