@@ -10,9 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..adapter_format import AdapterFormat
 from ..backends.base import Backend, CacheLayout, SamplingRow
 from ..engine_format import EMBEDDING_FILE, EngineDirectory
 from ..vision.media import PromptMedia
+from .adapter_tensors import AdapterTensors
 from .engine_calls import EngineCall, EngineCalls
 from .engine_tensors import EngineTensors, cache_dtype, check_embeddings
 from .engine_work import EngineWork, StepObserver
@@ -66,8 +68,16 @@ class ModelExecutor:
         # A block of positions that see each other is one chunk, however long it is.
         self.most_positions = self.limits.max_input_len if "attend_end" in self.engine.inputs else self.prefill_chunk
         positions = max(rows, self.most_positions, self.mixed_positions)
+        form = AdapterFormat.from_config(config.extra)
+        self.adapters = None if form is None else AdapterTensors(backend, self.engine, form, rows)
         self.tensors = EngineTensors(
-            backend, self.engine, config, positions=positions, rows=rows, wanted=max(rows, self.score_chunk)
+            backend,
+            self.engine,
+            config,
+            positions=positions,
+            rows=rows,
+            wanted=max(rows, self.score_chunk),
+            adapters=self.adapters,
         )
         check_embeddings(self.embeddings, config)
         self.calls = EngineCalls(
@@ -83,7 +93,9 @@ class ModelExecutor:
     def start_row(
         self, row: int, parameters: SamplingRow, prompt_ids: Sequence[int], media: PromptMedia | None = None
     ) -> None:
-        """Seat a sequence: its sampling state, and its media; its cache is filled by ``prefill``."""
+        """Seat a sequence, which uses no adapter yet: its sampling state and media; ``prefill`` fills its cache."""
+        if self.adapters is not None:
+            self.adapters.set_row(row, 0)
         self.sampler.set_row(row, parameters, prompt_ids, len(prompt_ids))
         self.media.start(row, media)
         self._standing = None
@@ -92,6 +104,8 @@ class ModelExecutor:
         """Move a sequence with ``length`` cached positions into another row."""
         self.cache.copy_row(source, destination, length)
         self.sampler.move_row(source, destination)
+        if self.adapters is not None:
+            self.adapters.move_row(source, destination)
         self.media.move(source, destination)
         self._standing = None
 
