@@ -199,6 +199,7 @@ def plan_build(
             "num_key_value_heads": config.num_key_value_heads,
             "head_dim": config.head_dim,
             "tie_word_embeddings": config.tied,
+            **({"sliding_window": config.window} if config.window else {}),
         },
     )
     files = lay_out(graph, config.family)

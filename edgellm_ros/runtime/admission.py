@@ -17,6 +17,7 @@ from .request import LLMGenerationRequest
 from .seeds import check_prompt, check_request, make_seed, token_budget
 from .sequence import EndRules, Sequence
 from .stage_times import StageTimes
+from .token_pruning import TokenPruner
 from .tokenizer import Tokenizer
 
 
@@ -30,12 +31,14 @@ class Admission:
         tokenizer: Tokenizer,
         strategy: DecodingStrategy,
         reuse: PrefixReuse,
+        pruner: TokenPruner,
     ) -> None:
         self.config = config
         self.executor = executor
         self.tokenizer = tokenizer
         self.strategy = strategy
         self.reuse = reuse
+        self.pruner = pruner
         self.prefill_metrics = LLMPrefillMetrics()
         self.generation_metrics = LLMGenerationMetrics()
         self.spec_decode_metrics = SpecDecodeGenerationMetrics()
@@ -66,7 +69,7 @@ class Admission:
                 "the request was not tokenised; prepare it, or give one list of ids per sequence.",
                 RefusalCode.UNPREPARED,
             )
-        seed = make_seed(request, index, original_index, queued)
+        seed = make_seed(request, index, original_index, queued, self.pruner.config)
         self.check_seed(seed)
         return seed
 
@@ -93,6 +96,21 @@ class Admission:
     def seat(self, sequence: Sequence, row: int) -> None:
         """Give a sequence its sampling state in a row."""
         self.executor.start_row(row, sequence.sampling_row(), sequence.seed.prompt_ids, sequence.seed.media)
+
+    def begin(self, sequence: Sequence, row: int) -> bool:
+        """Called before the first chunk of a prompt, once: it is pruned, and its row holds what is known of it.
+
+        False where the sequence has ended instead.
+        """
+        if not sequence.prompt_begun:
+            try:
+                seed, report = self.pruner.prune(sequence.seed)
+            except (BackendError, RequestError) as error:
+                sequence.fail(error.refusal)
+                return False
+            sequence.take_pruned(seed, report)
+            self.executor.media.start(row, seed.media)
+        return self.reuse.begin(sequence, row)
 
     def prefill_chunk(
         self, context: GenerationContext, sequence: Sequence, row: int, *, joining: bool = False
