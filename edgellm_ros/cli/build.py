@@ -8,7 +8,8 @@ import sys
 import time
 from types import FrameType
 
-from ..builder.build import DEFAULT_BATCH, DEFAULT_CAPACITY, DEFAULT_INPUT, Progress, build_engine
+from ..builder.build import Progress, build_engine
+from ..builder.build_plan import DEFAULT_BATCH, DEFAULT_CAPACITY, DEFAULT_INPUT
 from ..builder.lowerings import LOWERINGS
 from ..builder.tensorrt_build import DEFAULT_WORKSPACE, PlanOptions, compile_plan
 from ..builder.tensorrt_build import LOWERINGS as PLAN_LOWERINGS
@@ -29,6 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="fp32, fp16 or bf16 (for a GPU; bf16 for TensorRT), int8 or int4 (default: %(default)s)",
     )
     parser.add_argument("--block-size", type=int, help="weights of int4 that share a scale: 32 (default) or 64")
+    parser.add_argument(
+        "--no-calibration",
+        action="store_true",
+        help="int8 and int4: round without running a text through the model first, which needs the memory of an engine",
+    )
     parser.add_argument(
         "--vision-precision",
         help="of the image tower: fp32, fp16, bf16 or int8 (default: that of the text, int8 for int4)",
@@ -54,6 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="LAYER",
         help="let the engine give the states of this layer too, from 1 on; may be repeated",
+    )
+    parser.add_argument("--lora-rank", type=int, metavar="R", help="leave room for LoRA adapters of up to this rank")
+    parser.add_argument(
+        "--lora-slots", type=int, metavar="N", help="adapters that one batch may use at most, with --lora-rank (4)"
     )
     parser.add_argument(
         "--random-weights",
@@ -123,6 +133,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise CheckpointError(
             f"--plan is given with the lowering {arguments.lowering!r}; want --lowering {' or '.join(PLAN_LOWERINGS)}."
         )
+    if arguments.lora_slots is not None and arguments.lora_rank is None:
+        raise CheckpointError("--lora-slots is given without --lora-rank; add it.")
     signal.signal(signal.SIGTERM, _terminate)
     line = ProgressLine()
     start = time.monotonic()
@@ -142,9 +154,11 @@ def run(arguments: argparse.Namespace) -> int:
             progress=progress,
             lowering=arguments.lowering,
             block_size=arguments.block_size,
+            calibrate=not arguments.no_calibration,
             vision_precision=arguments.vision_precision,
             text_only=arguments.text_only,
             hidden_states=arguments.hidden_states,
+            lora=None if arguments.lora_rank is None else (arguments.lora_rank, arguments.lora_slots or 4),
             random_seed=arguments.seed if arguments.random_weights else None,
         )
         if arguments.plan:
