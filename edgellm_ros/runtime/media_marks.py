@@ -81,8 +81,8 @@ class MediaMarks:
         found = [match.lastgroup for match in pattern.finditer(rendered)]
         if found != [item.kind for item in self._items]:
             raise RequestError(
-                f"the prompt as the template wrote it has {len(found)} marks of images and videos for "
-                f"{len(self._items)} that are given; leave texts such as {marks[IMAGE]!r} out of the messages."
+                f"the prompt as the template wrote it has the marks {found}, and {[item.kind for item in self._items]} "
+                f"are given; leave texts such as {marks[IMAGE]!r} out of the messages, or check the chat template."
             )
         items = iter(self._items)
         return pattern.sub(lambda match: next(items).placeholder, rendered)
