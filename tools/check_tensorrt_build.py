@@ -1,4 +1,4 @@
-"""Builds the graphs of the lowering "tensorrt" with TensorRT-RTX: every family at tiny size, SmolLM2 at its real one.
+"""Builds the graphs for TensorRT with TensorRT-RTX: every family at tiny size, SmolLM2 at its real one.
 
 Usage: python tools/check_tensorrt_build.py [NAME...]
 
@@ -24,6 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test" / "builder")]
 from tiny_families import TINY_FAMILIES  # noqa: E402
 
 from edgellm_ros.builder.build import build_engine  # noqa: E402
+from edgellm_ros.builder.plan_profiles import profile_ranges  # noqa: E402
 from edgellm_ros.builder.random_weights import write_random_checkpoint  # noqa: E402
 from edgellm_ros.builder.tensorrt_network import allow_decomposition  # noqa: E402
 from edgellm_ros.engine_format import BuilderLimits  # noqa: E402
@@ -49,18 +50,22 @@ SMOLLM2: dict[str, Any] = {
 }
 
 
-def cases() -> dict[str, tuple[Mapping[str, Any], str, BuilderLimits]]:
-    """(configuration, precision, limits) by name."""
-    found: dict[str, tuple[Mapping[str, Any], str, BuilderLimits]] = {}
+def cases() -> dict[str, tuple[Mapping[str, Any], str, str, BuilderLimits]]:
+    """(configuration, lowering, precision, limits) by name."""
+    found: dict[str, tuple[Mapping[str, Any], str, str, BuilderLimits]] = {}
     for family, config in TINY_FAMILIES.items():
-        found[f"{family} fp32"] = (config, "fp32", LIMITS)
+        found[f"{family} fp32"] = (config, "tensorrt", "fp32", LIMITS)
         for precision in ("fp16", "bf16"):
-            found[f"{family} {precision}"] = ({**config, "head_dim": 64}, precision, LIMITS)
+            found[f"{family} {precision}"] = ({**config, "head_dim": 64}, "tensorrt", precision, LIMITS)
     for family in ("llama", "gemma3"):
         for precision in ("int8", "int4"):
-            found[f"{family} {precision}"] = ({**TINY_FAMILIES[family], **WHOLE_BLOCKS}, precision, LIMITS)
+            config = {**TINY_FAMILIES[family], **WHOLE_BLOCKS}
+            found[f"{family} {precision}"] = (config, "tensorrt", precision, LIMITS)
+    for family in ("llama", "gemma2", "gemma3"):
+        for precision in ("fp32", "fp16", "bf16"):
+            found[f"{family} legacy {precision}"] = (TINY_FAMILIES[family], "tensorrt_legacy", precision, LIMITS)
     for precision in ("fp32", "fp16", "bf16"):
-        found[f"SmolLM2 135M {precision}"] = (SMOLLM2, precision, BuilderLimits(1, 512, 2048))
+        found[f"SmolLM2 135M {precision}"] = (SMOLLM2, "tensorrt", precision, BuilderLimits(1, 512, 2048))
     return found
 
 
@@ -96,34 +101,29 @@ class Importer:
             raise ValueError("; ".join(str(parser.get_error(index)) for index in range(parser.num_errors)))
         allow_decomposition(trt, network)
         settings = builder.create_builder_config()
-        settings.add_optimization_profile(self._profile(builder, network, limits))
+        inputs = [network.get_input(index) for index in range(network.num_inputs)]
+        for chunk in ("prefill", "decode"):
+            profile = builder.create_optimization_profile()
+            for tensor in inputs:
+                shape = tuple(tensor.shape)
+                if -1 in shape:
+                    profile.set_shape(tensor.name, *profile_ranges(tensor.name, shape, limits, chunk))
+            settings.add_optimization_profile(profile)
         plan = builder.build_serialized_network(network, settings)
         if plan is None:
             raise ValueError("the network was parsed but not built; the log above says why")
         return int(plan.nbytes)
 
-    def _profile(self, builder: Any, network: Any, limits: BuilderLimits) -> Any:
-        """One row of one token, to a whole batch of whole chunks."""
-        profile = builder.create_optimization_profile()
-        for index in range(network.num_inputs):
-            tensor = network.get_input(index)
-            shape = tuple(tensor.shape)
-            if -1 not in shape:
-                continue
-            free = iter((limits.max_batch_size, 1 if tensor.name == "last_token_index" else limits.max_input_len))
-            largest = [next(free) if size == -1 else size for size in shape]
-            smallest = [1 if size == -1 else size for size in shape]
-            profile.set_shape(tensor.name, smallest, smallest, largest)
-        return profile
 
-
-def check(importer: Importer, name: str, config: Mapping[str, Any], precision: str, limits: BuilderLimits) -> bool:
+def check(
+    importer: Importer, name: str, config: Mapping[str, Any], lowering: str, precision: str, limits: BuilderLimits
+) -> bool:
     """Write the graph, build it, and say how it went."""
     with tempfile.TemporaryDirectory(prefix="edgellm-tensorrt-") as folder:
         started = time.monotonic()
         checkpoint = write_random_checkpoint(Path(folder) / "checkpoint", config)
         engine = build_engine(
-            checkpoint, Path(folder) / "engine", precision=precision, limits=limits, lowering="tensorrt"
+            checkpoint, Path(folder) / "engine", precision=precision, limits=limits, lowering=lowering
         )
         written = time.monotonic()
         try:

@@ -50,6 +50,14 @@ class FlowResult(str, Enum):
     NEXT_STATE = "next_state"
 
 
+class SuffixMask(str, Enum):
+    """Which of the rows after the prefix an action sees, beside all of the prefix."""
+
+    CAUSAL = "causal"  # those up to itself (SmolVLA)
+    FULL = "full"  # all of them (pi0.5)
+    STATE_BLIND = "state_blind"  # all of them, while the state in front sees itself alone (pi0)
+
+
 class StateInput(str, Enum):
     """How the robot's state enters."""
 
@@ -136,9 +144,11 @@ class PolicyManifest:
     direction: FlowDirection
     result: FlowResult
     state_input: StateInput
+    suffix_mask: SuffixMask
     denoise_steps: int
     time_width: int = 0  # of the sines and cosines of t; 0: the engine takes t itself
     time_periods: tuple[float, float] = (4e-3, 4.0)  # shortest and longest of them
+    text_scale: float = 1.0  # of the token table's rows
     rope_theta: float = 10_000.0  # of the rotations that the prefix and the actions are given
     head_dim: int = 0
     time_buckets: int = 0
@@ -162,6 +172,7 @@ class PolicyManifest:
             for name, value in zip(("shortest", "longest"), self.time_periods, strict=True):
                 finite_number(f"the {name} of time_periods", value)
             finite_number("rope_theta", self.rope_theta)
+            finite_number("text_scale", self.text_scale)
             for size in self.image_size:
                 whole_number("image_size", size, 1, 8192)
             if not 0 < finite_number("step_time", self.step_time) <= 10:
@@ -253,6 +264,7 @@ _ENUMS: Mapping[str, type[Enum]] = {
     "direction": FlowDirection,
     "result": FlowResult,
     "state_input": StateInput,
+    "suffix_mask": SuffixMask,
 }
 
 

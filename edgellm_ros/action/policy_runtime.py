@@ -20,6 +20,7 @@ from .noise import DEFAULT_NOISE_SEED, NoiseStream, check_noise_seed, noise_dige
 from .observation import Observation, check_images, check_state
 from .policy_engines import PolicyEngines
 from .policy_manifest import ACTION_DIRECTORY, ImageFit, PolicyManifest, read_policy_manifest
+from .prompt import prompt_text
 from .solver import FlowSchedule, RealTimeChunking
 from .time_embedding import sinusoids
 
@@ -54,15 +55,15 @@ class PolicyRuntime:
         """Seed of every later chunk that is given none, int32. :raises RequestError: it is no int32."""
         self.noise_seed = check_noise_seed(seed)
 
-    def encode_task(self, task: str) -> list[int]:
-        """Ids of the prompt for a task.
+    def encode_task(self, task: str, state: np.ndarray | None = None) -> list[int]:
+        """Ids of the prompt for a task; ``state`` is the normalised one, for policies that read it as words.
 
         :raises RequestError: an empty task, or a prompt beyond the policy's limit (it is never cut).
         """
         if not task.strip():
             raise RequestError("the task is empty; say what the robot is to do.", RefusalCode.EMPTY_PROMPT)
-        if task not in self._prompts:
-            text = self.manifest.prompt_format.format(task=task.rstrip("\n"))
+        text = prompt_text(self.manifest, task, state)
+        if text not in self._prompts:
             ids = self.tokenizer.encode(text, add_special_tokens=True, allow_control=False)
             if len(ids) > self.manifest.prompt_tokens:
                 raise RequestError(
@@ -71,8 +72,8 @@ class PolicyRuntime:
                     RefusalCode.INPUT_TOO_LONG,
                 )
             self._prompts.clear()  # one task at a time, for as long as it takes
-            self._prompts[task] = ids
-        return self._prompts[task]
+            self._prompts[text] = ids
+        return self._prompts[text]
 
     def compute(
         self,
@@ -99,7 +100,8 @@ class PolicyRuntime:
         manifest, started = self.manifest, time.perf_counter()
         state = check_state(observation.state, manifest)
         pictures = check_images(observation.images, manifest)
-        ids = self.encode_task(task)
+        normalised = manifest.state.normalization.normalize(state)
+        ids = self.encode_task(task, normalised)
         seed = self.noise_seed if noise_seed is None else check_noise_seed(noise_seed)
         x0 = self._starting_noise(seed, noise, stream)
         schedule, times = self._schedule(denoise_steps)
@@ -108,8 +110,7 @@ class PolicyRuntime:
         self._engines.encode_images(processed)
         self._backend.synchronize()
         seen = time.perf_counter()
-        normalised = manifest.state.pad(manifest.state.normalization.normalize(state))
-        self._engines.run_prefix(len(pictures), ids, normalised)
+        self._engines.run_prefix(len(pictures), ids, manifest.state.pad(normalised))
         self._backend.synchronize()
         read = time.perf_counter()
         target = None if committed is None else self._committed(committed, state)
@@ -157,11 +158,7 @@ class PolicyRuntime:
         if count not in self._schedules:
             schedule = FlowSchedule(manifest.direction, count, manifest.time_buckets)
             table = sinusoids(schedule.times(), manifest.time_width, manifest.time_periods)
-            tensors = []
-            for row in table:
-                tensor = self._backend.allocate(self._engines.time.shape, self._engines.time.dtype)
-                tensor.write(row.reshape(tensor.shape))
-                tensors.append(tensor)
+            tensors = [self._engines.time_tensor(row) for row in table]
             if len(self._schedules) >= _KEPT_SCHEDULES:
                 self._schedules.pop(next(iter(self._schedules)))
             self._schedules[count] = schedule, tensors

@@ -11,24 +11,13 @@ import onnxruntime
 
 from ..engine_format import GRAPH_FILE
 from ..errors import BackendError, MisuseError
-from .base import CacheLayout, DataType, EngineCapabilities, KVCache, Tensor, TensorSpec
+from .base import CacheLayout, EngineCapabilities, KVCache, Tensor, TensorSpec
 from .cpu_cache_binding import cache_binding, check_cache
 from .cpu_kv_cache import CPUKVCache
 from .engine_tensors import NamedTensors, cache_tensor
 from .host_tensor import HostTensor, host_tensor
+from .onnxruntime_types import binding_type, first_line, tensor_spec
 
-_TYPES = {
-    "tensor(float)": DataType.FLOAT32,
-    "tensor(float16)": DataType.FLOAT16,
-    "tensor(bfloat16)": DataType.BFLOAT16,
-    "tensor(int64)": DataType.INT64,
-    "tensor(uint64)": DataType.UINT64,
-    "tensor(int32)": DataType.INT32,
-    "tensor(int8)": DataType.INT8,
-    "tensor(uint8)": DataType.UINT8,
-    "tensor(bool)": DataType.BOOL,
-}
-_ONNX_BFLOAT16 = 16
 _FATAL = 4  # log level: errors come as exceptions, and need not stand on a robot's console as well
 _MOST_BINDINGS = 64  # shapes whose bindings are kept; a decode step uses one for each batch size
 
@@ -145,7 +134,7 @@ class CPUEngine:
         try:
             session.run_with_iobinding(binding, self._run_options)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this
-            raise BackendError(f"ONNX Runtime failed while running {self._path}: {_first_line(error)}") from error
+            raise BackendError(f"ONNX Runtime failed while running {self._path}: {first_line(error)}") from error
         if past is not None and self._cache is not None:
             self._caches.after(state, self._cache, past, self._lengths_in_use(shapes, "query_length")[0])
 
@@ -173,8 +162,7 @@ class CPUEngine:
             if name in self._inputs and name not in self._graph_inputs:
                 continue  # read by the cache binding, not by the graph
             bind = binding.bind_input if name in self._inputs else binding.bind_output
-            element = _ONNX_BFLOAT16 if spec.dtype is DataType.BFLOAT16 else spec.dtype.numpy.type
-            bind(name, "cpu", 0, element, list(shape), address)
+            bind(name, "cpu", 0, binding_type(spec.dtype), list(shape), address)
         held = (list(self._bound.values()), self._cache)
         if not self._caches.layout.layers:
             return binding, None, held
@@ -208,7 +196,7 @@ def _open_session(path: Path, threads: int) -> Any:
         )
     except Exception as error:  # ONNX Runtime's exceptions share no base but this
         raise BackendError(
-            f"{path} does not load in onnxruntime {onnxruntime.__version__}: {_first_line(error)}"
+            f"{path} does not load in onnxruntime {onnxruntime.__version__}: {first_line(error)}"
         ) from error
 
 
@@ -216,18 +204,7 @@ def _described(path: Path, session: Any) -> tuple[list[TensorSpec], list[TensorS
     """Inputs, outputs and metadata of a graph; in a damaged one these may be no text."""
     try:
         inputs, outputs = (list(nodes) for nodes in (session.get_inputs(), session.get_outputs()))
-        specs = [[_spec(path, node) for node in nodes] for nodes in (inputs, outputs)]
+        specs = [[tensor_spec(path, node) for node in nodes] for nodes in (inputs, outputs)]
         return specs[0], specs[1], dict(session.get_modelmeta().custom_metadata_map)
     except UnicodeDecodeError:
         raise BackendError(f"{path} has names that are no text; build the engine directory again.") from None
-
-
-def _spec(path: Path, node: Any) -> TensorSpec:
-    if node.type not in _TYPES:
-        raise BackendError(f"{path}: {node.name!r} is {node.type}; want one of {', '.join(_TYPES)}.")
-    return TensorSpec(node.name, _TYPES[node.type], tuple(d if isinstance(d, int) else -1 for d in node.shape))
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__

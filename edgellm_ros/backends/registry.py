@@ -49,6 +49,8 @@ def open_backend(
         raise BackendError(
             f"this engine directory has the lowering {lowering!r}; want one of {', '.join(LOWERINGS)}: build it again."
         )
+    if directory is not None and name != "auto":
+        _check_precision(name, directory)
     if name != "auto":
         if lowering is not None and name not in LOWERINGS[lowering]:
             raise BackendError(
@@ -68,11 +70,13 @@ def _open_first(directory: EngineDirectory, threads: int, passed_over: list[str]
         reason = _obstacle(name, directory)
         if not reason:
             try:
+                _check_precision(name, directory)
                 return _open(name, threads, directory)
             except EdgeLLMError as error:
                 reason = str(error)
         passed_over.append(f"{name}: {reason}")
         _log.info("backend %s is passed over: %s", name, reason)
+    _check_precision(last, directory)
     return _open(last, threads, directory)
 
 
@@ -84,6 +88,15 @@ def _obstacle(name: str, directory: EngineDirectory) -> str:
     if name == "onnxruntime_cuda" and manifest.lowering == "onnxruntime" and manifest.precision != "fp16":
         return f"attention of an {manifest.precision} graph is for the CPU; build it with '--precision fp16' for a GPU."
     return ""
+
+
+def _check_precision(name: str, directory: EngineDirectory) -> None:
+    """:raises BackendError: the backend has not the numbers that the directory computes with."""
+    if directory.manifest.precision == "bf16" and name in ("onnxruntime", "onnxruntime_cuda"):
+        raise BackendError(
+            f"{directory.path} computes in bf16, which TensorRT alone runs; compile its plan with 'edgellm build ... "
+            "--plan' on a machine with a GPU, or build it with another precision."
+        )
 
 
 def _open(name: str, threads: int, directory: EngineDirectory | None = None) -> Backend:

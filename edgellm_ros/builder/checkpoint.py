@@ -53,7 +53,7 @@ class Checkpoint(Protocol):
         ...
 
     def read_int8_blocks(self, name: str, start: int, stop: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """The same rows where they are stored as blocks of 32 integers with one scale, else None.
+        """The same rows where blocks of 32 integers with one scale hold them (nearly) exactly, else None.
 
         int8 [rows, columns/32, 32] and float32 [rows, columns/32]; weight = scale * integer.
         """

@@ -14,7 +14,6 @@ from .gguf_architectures import ROPE_FACTORS, architecture_of, read_config
 from .gguf_file import GGUFFile
 from .gguf_metadata import GGUFMetadata
 from .gguf_tokenizer import end_token_ids, write_tokenizer_files
-from .gguf_types import split_q8_0
 
 _ROTATED = re.compile(r"model\.layers\.\d+\.self_attn\.([qk])_proj\.(weight|bias)")
 
@@ -82,12 +81,13 @@ class GGUFCheckpoint:
         return rows
 
     def read_int8_blocks(self, name: str, start: int, stop: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """See ``Checkpoint.read_int8_blocks``; for tensors of type Q8_0."""
+        """See ``Checkpoint.read_int8_blocks``; for tensors of types with one scale for 32 weights."""
         stored = self._names[name]
-        if self._gguf.entries[stored].type.name != "Q8_0":
+        to_int8 = self._gguf.entries[stored].type.to_int8
+        if to_int8 is None:
             return None
         first, last, order = self._row_order(name, start, stop)
-        integers, scales = split_q8_0(self._gguf.read_blocks(stored, first, last))
+        integers, scales = to_int8(self._gguf.read_blocks(stored, first, last))
         rows = last - first
         return integers.reshape(rows, -1, 32)[order], scales.reshape(rows, -1)[order]
 

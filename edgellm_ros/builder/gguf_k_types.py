@@ -14,12 +14,12 @@ def halves(blocks: Array, start: int) -> Array:
     return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
 
 
-def _scales_and_minima(packed: Array) -> tuple[Array, Array]:
-    """Twelve bytes a block as eight scales and eight minima of six bits, uint8 [n, 8] each."""
-    first, second, last = packed[:, :4], packed[:, 4:8], packed[:, 8:12]
+def scales_and_minima(blocks: Array) -> tuple[Array, Array]:
+    """Of Q4_K and Q5_K blocks, float32 [n, 8] each: weight = scale * level - minimum."""
+    first, second, last = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate((first & 63, last & 15 | first >> 6 << 4), axis=1)
     minima = np.concatenate((second & 63, last >> 4 | second >> 6 << 4), axis=1)
-    return scales, minima
+    return halves(blocks, 0) * scales.astype(np.float32), halves(blocks, 2) * minima.astype(np.float32)
 
 
 def _nibbles_of_pairs(packed: Array) -> Array:
@@ -28,12 +28,21 @@ def _nibbles_of_pairs(packed: Array) -> Array:
     return np.concatenate((pairs & 15, pairs >> 4), axis=2).reshape(len(packed), 8, 32)
 
 
-def _scaled(blocks: Array, integers: Array) -> Array:
-    """``scale * integer - minimum`` of integers [n, 8, 32] under the scales at the head of each block."""
-    scales, minima = _scales_and_minima(blocks[:, 4:16])
-    scale = halves(blocks, 0) * scales.astype(np.float32)
-    minimum = halves(blocks, 2) * minima.astype(np.float32)
-    values = integers.astype(np.float32)
+def levels_q4_k(blocks: Array) -> Array:
+    """Levels of Q4_K blocks, uint8 [n, 8, 32]."""
+    return _nibbles_of_pairs(blocks[:, 16:])
+
+
+def levels_q5_k(blocks: Array) -> Array:
+    """Levels of Q5_K blocks, uint8 [n, 8, 32]: bit i of each of 32 bytes is the fifth bit of sub-block i."""
+    fifth = blocks[:, 16:48].reshape(-1, 1, 32) >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    levels: Array = _nibbles_of_pairs(blocks[:, 48:]) | fifth << 4
+    return levels
+
+
+def _weights(blocks: Array, levels: Array) -> Array:
+    scale, minimum = scales_and_minima(blocks)
+    values = levels.astype(np.float32)
     values *= scale[:, :, None]
     values -= minimum[:, :, None]
     return values.reshape(len(blocks), 256)
@@ -41,13 +50,12 @@ def _scaled(blocks: Array, integers: Array) -> Array:
 
 def q4_k(blocks: Array) -> Array:
     """Q4_K, uint8 [n, 144]."""
-    return _scaled(blocks, _nibbles_of_pairs(blocks[:, 16:]))
+    return _weights(blocks, levels_q4_k(blocks))
 
 
 def q5_k(blocks: Array) -> Array:
-    """Q5_K, uint8 [n, 176]: bit i of each of 32 bytes is the fifth bit of sub-block i."""
-    fifth = blocks[:, 16:48].reshape(-1, 1, 32) >> np.arange(8, dtype=np.uint8)[:, None] & 1
-    return _scaled(blocks, _nibbles_of_pairs(blocks[:, 48:]) | fifth << 4)
+    """Q5_K, uint8 [n, 176]."""
+    return _weights(blocks, levels_q5_k(blocks))
 
 
 def q6_k(blocks: Array) -> Array:

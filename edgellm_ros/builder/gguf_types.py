@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from . import gguf_int8
 from .gguf_k_types import halves, q4_k, q5_k, q6_k
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -15,12 +16,16 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class BlockType:
-    """``elements`` weights in ``bytes`` bytes; ``decode`` turns uint8 [n, bytes] into float32 [n, elements]."""
+    """``elements`` weights in ``bytes`` bytes; ``decode`` turns uint8 [n, bytes] into float32 [n, elements].
+
+    ``to_int8`` gives int8 [n * elements / 32, 32] and a float32 scale for each, for types that this loses nothing of.
+    """
 
     name: str
     elements: int
     bytes: int
     decode: Callable[[Array], Array]
+    to_int8: Callable[[Array], tuple[Array, Array]] | None = None
 
 
 def _nibbles(packed: Array) -> Array:
@@ -64,13 +69,8 @@ def _q5_1(blocks: Array) -> Array:
     return halves(blocks, 0) * values.astype(np.float32) + halves(blocks, 2)
 
 
-def split_q8_0(blocks: Array) -> tuple[Array, Array]:
-    """Q8_0 blocks uint8 [n, 34] as int8 [n, 32] and float32 scales [n]; weight = scale * integer."""
-    return np.ascontiguousarray(blocks[:, 2:]).view(np.int8), halves(blocks, 0)[:, 0]
-
-
 def _q8_0(blocks: Array) -> Array:
-    integers, scales = split_q8_0(blocks)
+    integers, scales = gguf_int8.q8_0(blocks)
     return scales[:, None] * integers.astype(np.float32)
 
 
@@ -78,13 +78,13 @@ def _q8_0(blocks: Array) -> Array:
 TYPES: dict[int, BlockType] = {
     0: BlockType("F32", 1, 4, _f32),
     1: BlockType("F16", 1, 2, _f16),
-    2: BlockType("Q4_0", 32, 18, _q4_0),
-    3: BlockType("Q4_1", 32, 20, _q4_1),
-    6: BlockType("Q5_0", 32, 22, _q5_0),
-    7: BlockType("Q5_1", 32, 24, _q5_1),
-    8: BlockType("Q8_0", 32, 34, _q8_0),
-    12: BlockType("Q4_K", 256, 144, q4_k),
-    13: BlockType("Q5_K", 256, 176, q5_k),
+    2: BlockType("Q4_0", 32, 18, _q4_0, gguf_int8.q4_0),
+    3: BlockType("Q4_1", 32, 20, _q4_1, gguf_int8.q4_1),
+    6: BlockType("Q5_0", 32, 22, _q5_0, gguf_int8.q5_0),
+    7: BlockType("Q5_1", 32, 24, _q5_1, gguf_int8.q5_1),
+    8: BlockType("Q8_0", 32, 34, _q8_0, gguf_int8.q8_0),
+    12: BlockType("Q4_K", 256, 144, q4_k, gguf_int8.q4_k),
+    13: BlockType("Q5_K", 256, 176, q5_k, gguf_int8.q5_k),
     14: BlockType("Q6_K", 256, 210, q6_k),
     30: BlockType("BF16", 1, 2, _bf16),
 }

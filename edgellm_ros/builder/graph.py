@@ -14,6 +14,7 @@ import numpy as np
 
 from ..engine_format import GRAPH_FILE
 from .elements import scalar, stored_dtype
+from .input_moments import InputMoments
 from .quantize import Precision, element_bands
 from .weights import Weight
 
@@ -90,6 +91,15 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class Product:
+    """``x`` is multiplied with the matrix ``weight``, which has so many columns."""
+
+    weight: str
+    columns: int
+    x: Value
+
+
+@dataclass(frozen=True)
 class SharedTensor:
     """Where a matrix of elements lies already, so that the graph need not hold a second copy."""
 
@@ -112,10 +122,28 @@ class Graph:
     parameters: list[Parameter] = field(default_factory=list)
     references: list[tuple[StoredTensor, SharedTensor]] = field(default_factory=list)
     metadata: dict[str, str] = field(default_factory=dict)  # notes for the runtime, kept in the file
+    moments: dict[str, InputMoments] = field(default_factory=dict)  # of matrices, by name; needed when they are written
+    products: list[Product] = field(default_factory=list)  # in order
     remembered: dict[str, Value] = field(default_factory=dict)  # what a lowering computes once and uses in every layer
     _next: int = 0
 
     # the frame
+
+    def keep_only(self, outputs: Sequence[str]) -> None:
+        """Leave out every node, weight and constant that none of these outputs needs."""
+        self.outputs = [info for info in self.outputs if info.name in outputs]
+        needed = set(outputs)
+        kept = []
+        for node in reversed(self.nodes):
+            if needed.intersection(node.outputs):
+                needed.update(node.inputs)
+                kept.append(node)
+        self.nodes = kept[::-1]
+        self.parameters = [
+            parameter for parameter in self.parameters if any(tensor.name in needed for tensor in parameter.tensors)
+        ]
+        self.constants = {name: array for name, array in self.constants.items() if name in needed}
+        self.references = [(stored, shared) for stored, shared in self.references if stored.name in needed]
 
     def input(self, name: str, dtype: str, shape: Sequence[Dimension]) -> Value:
         """Declare an input."""
@@ -216,6 +244,7 @@ class Graph:
 
     def linear(self, x: Value, weight: Weight, bias: Weight | None = None) -> Value:
         """``x @ weight.T + bias``; x [..., columns], weight [rows, columns], stored at the graph's precision."""
+        self.products.append(Product(weight.name, weight.shape[1], x))
         return self.lowering.linear(self, x, weight, bias)
 
     def rms_norm(self, x: Value, weight: Weight, epsilon: float) -> Value:

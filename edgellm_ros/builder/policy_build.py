@@ -7,13 +7,10 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from ..action.policy_engines import ACTION_GRAPH_FILE, PREFIX_GRAPH_FILE
 from ..action.policy_manifest import POLICY_FILE, PolicyManifest
 from ..errors import CheckpointError
-from .action_families import PolicyFamily, find_family
-from .checkpoint import Checkpoint
+from .action_families import LanguagePart, PolicyFamily, find_family
 from .graph import Graph
 from .lowerings.base import Lowering
 from .onnx_writer import GraphFiles, lay_out, write_weights
@@ -23,8 +20,6 @@ from .quantize import Precision
 from .vision_families.layers import Layers
 from .weights import Weight, checkpoint_weight
 
-GRAPHS = (PREFIX_GRAPH_FILE, ACTION_GRAPH_FILE)
-
 
 @dataclass(frozen=True)
 class PolicyPlan:
@@ -32,8 +27,7 @@ class PolicyPlan:
 
     graphs: Mapping[str, tuple[Graph, GraphFiles]]  # by file name
     manifest: PolicyManifest
-    language: Checkpoint
-    answers: bool  # whether the language model is whole, so that it can also generate text
+    language: LanguagePart
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -79,12 +73,12 @@ def plan_policy(
     model = family.parse(checkpoint)
     weights = _weights(checkpoint, family, model.tensors())
     graphs = {}
-    for name, build in zip(GRAPHS, (family.build_prefix, family.build_action), strict=True):
+    for name, build in family.graphs.items():
         graph = Graph(lowering, precision, 0)
         build(Layers(graph, weights), model)
         graphs[name] = graph, lay_out(graph, name.removesuffix(".onnx"), f"{name}.data")
-    language, answers = family.language(checkpoint, model)
-    return PolicyPlan(graphs, family.manifest(checkpoint, model, settings or PolicySettings()), language, answers)
+    manifest = family.manifest(checkpoint, model, settings or PolicySettings())
+    return PolicyPlan(graphs, manifest, family.language(checkpoint, model))
 
 
 def _weights(
@@ -92,8 +86,9 @@ def _weights(
 ) -> dict[str, Weight]:
     """Every tensor of the action graphs, still in its file, by the names that they use."""
     weights: dict[str, Weight] = {}
+    root = checkpoint.root
     for name, shape in wanted.items():
-        stored = family.stored_name(name)
+        stored = family.stored_name(root, name)
         found = checkpoint.shapes.get(stored)
         if found != shape:
             has = "lacks it" if found is None else f"has it with shape {list(found)}"
@@ -101,32 +96,12 @@ def _weights(
                 f"the policy needs the tensor {stored!r} of shape {list(shape)}; the checkpoint {has}."
             )
         weights[name] = replace(checkpoint_weight(checkpoint, stored), name=name)
-    known = {family.stored_name(name) for name in wanted}
+    known = {family.stored_name(root, name) for name in wanted}
     for stored in checkpoint.shapes:
-        if stored not in known and not family.may_be_left_out(stored):
+        if stored not in known and not family.may_be_left_out(stored.removeprefix(root)):
             raise CheckpointError(
                 f"the checkpoint holds tensor {stored!r} that this policy does not use; a graph without it would "
                 "give other "
                 "actions: check config.json."
             )
     return weights
-
-
-def features(config: Mapping[str, Any], group: str, kind: str) -> dict[str, tuple[int, ...]]:
-    """Shapes of the features of a kind (STATE, ACTION, VISUAL) in ``input_features`` or ``output_features``.
-
-    :raises CheckpointError: they are no mapping of features.
-    """
-    found = config.get(group)
-    if not isinstance(found, dict):
-        raise CheckpointError(f"config.json: {group} is {found!r}; want the policy's features: fetch it again.")
-    shapes = {}
-    for name, row in found.items():
-        shape = row.get("shape") if isinstance(row, dict) else None
-        if not isinstance(shape, list) or not all(type(size) is int and size > 0 for size in shape):
-            raise CheckpointError(
-                f"config.json: {group} has {name!r} with shape {shape!r}; want positive whole numbers."
-            )
-        if row.get("type") == kind:
-            shapes[name] = tuple(shape)
-    return shapes

@@ -16,6 +16,7 @@ from .huggingface_checkpoint import CONFIG, HuggingFaceCheckpoint, read_json_obj
 from .safetensors_file import SafetensorsFile
 
 LANGUAGE_FOLDER = "vlm"
+ROOT = "model."
 PIPELINES = {"observation.state": "policy_preprocessor.json", "action": "policy_postprocessor.json"}
 STEPS = ("normalizer_processor", "unnormalizer_processor")
 
@@ -37,26 +38,24 @@ def is_policy(path: Path) -> bool:
 
 
 class PartCheckpoint:
-    """The tensors of a checkpoint whose names begin with ``prefix``, without it, under another configuration."""
+    """Some tensors of a checkpoint under other names, with another configuration; ``names`` maps new to old."""
 
     def __init__(
-        self, whole: Checkpoint, prefix: str, config: Mapping[str, Any], tokenizer: Mapping[str, bytes]
+        self, whole: Checkpoint, names: Mapping[str, str], config: Mapping[str, Any], tokenizer: Mapping[str, bytes]
     ) -> None:
-        self._whole, self._prefix, self._tokenizer = whole, prefix, tokenizer
+        self._whole, self._names, self._tokenizer = whole, names, tokenizer
         self.config = config
-        self.shapes = {
-            name.removeprefix(prefix): shape for name, shape in whole.shapes.items() if name.startswith(prefix)
-        }
+        self.shapes = {name: whole.shapes[stored] for name, stored in names.items()}
         self.source, self.licence, self.weight_bytes = whole.source, whole.licence, whole.weight_bytes
         self.eos_token_ids = whole.eos_token_ids
 
     def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
         """See ``Checkpoint.read_rows``."""
-        return self._whole.read_rows(self._prefix + name, start, stop)
+        return self._whole.read_rows(self._names[name], start, stop)
 
     def read_int8_blocks(self, name: str, start: int, stop: int) -> tuple[np.ndarray, np.ndarray] | None:
         """See ``Checkpoint.read_int8_blocks``."""
-        return self._whole.read_int8_blocks(self._prefix + name, start, stop)
+        return self._whole.read_int8_blocks(self._names[name], start, stop)
 
     def tokenizer_files(self) -> Mapping[str, bytes]:
         """See ``Checkpoint.tokenizer_files``."""
@@ -82,15 +81,20 @@ class PolicyCheckpoint(HuggingFaceCheckpoint):
         """The policy's type: smolvla, pi0, ..."""
         return str(self.config.get("type"))
 
-    def language_config(self, known: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-        """The configuration of the language model: ``vlm/config.json``, or that of a ``known`` base model.
+    @property
+    def root(self) -> str:
+        """What the names of the policy's own tensors begin with: ``model.``, or nothing in converted checkpoints."""
+        return ROOT if any(name.startswith(ROOT) for name in self.shapes) else ""
+
+    def language_config(self, known: Mapping[str, Mapping[str, Any]], key: str) -> Mapping[str, Any]:
+        """The configuration of the language model: ``vlm/config.json``, or that of a ``known`` one named under ``key``.
 
         :raises CheckpointError: neither; the sentence says where to put it.
         """
         beside = self.path / LANGUAGE_FOLDER / CONFIG
         if beside.is_file():
             return read_json_object(beside)
-        name = self.config.get("vlm_model_name")
+        name = self.config.get(key)
         if isinstance(name, str) and name in known:
             return known[name]
         raise CheckpointError(
@@ -98,9 +102,10 @@ class PolicyCheckpoint(HuggingFaceCheckpoint):
             f"{beside}."
         )
 
-    def language(self, prefix: str, config: Mapping[str, Any]) -> Checkpoint:
-        """The language model as a checkpoint of its own."""
-        return PartCheckpoint(self, prefix, config, self.tokenizer_files())
+    def part(self, prefix: str, config: Mapping[str, Any], to: str = "") -> Checkpoint:
+        """The tensors whose names begin with ``prefix``, with ``to`` in its place, as a checkpoint of its own."""
+        names = {to + name.removeprefix(prefix): name for name in self.shapes if name.startswith(prefix)}
+        return PartCheckpoint(self, names, config, self.tokenizer_files())
 
     def tokenizer_files(self) -> Mapping[str, bytes]:
         """Those beside the weights, else those of the folder of the language model."""

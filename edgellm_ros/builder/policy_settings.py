@@ -4,6 +4,7 @@
 
     meaning: joint_position        # joint_delta, delta_pose, twist, acceleration_curvature
     step_time: 0.0333              # seconds from one action to the next
+    optional_cameras: [wrist]      # which the policy can do without
     state: {names: [shoulder, elbow], units: [rad, rad]}
     action: {names: [shoulder, elbow], units: [rad, rad]}
 
@@ -12,12 +13,12 @@ Every key may be left out. Without a meaning nothing is published as motion.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..action.policy_manifest import ActionMeaning
+from ..action.policy_manifest import ActionMeaning, CameraSlot
 from ..errors import CheckpointError, MissingPackageError
 from ..json_values import finite_number, plain_text, shown
 
@@ -34,6 +35,21 @@ class PolicySettings:
     step_time: float = DEFAULT_STEP_TIME
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    optional_cameras: tuple[str, ...] = ()
+
+    def cameras(self, keys: Sequence[str]) -> tuple[CameraSlot, ...]:
+        """A slot for each camera of a policy.
+
+        :raises CheckpointError: the settings name an optional camera that the policy does not have.
+        """
+        slots = tuple(CameraSlot(key) for key in keys)
+        for name in self.optional_cameras:
+            if name not in {label for slot in slots for label in (slot.key, slot.name)}:
+                raise CheckpointError(
+                    f"the policy settings have the optional camera {name!r}; the policy's cameras are "
+                    f"{', '.join(slot.name for slot in slots)}."
+                )
+        return tuple(CameraSlot(slot.key, not {slot.key, slot.name} & set(self.optional_cameras)) for slot in slots)
 
     def names_and_units(self, part: str, width: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Of ``state`` or ``action``.
@@ -66,8 +82,10 @@ def read_policy_settings(path: Path | None) -> PolicySettings:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise CheckpointError(f"{path} cannot be read as YAML ({str(error).splitlines()[0]}); check it.") from None
-    if not isinstance(content, dict) or set(content) - {"meaning", "step_time", *_PARTS}:
-        raise CheckpointError(f"{path} holds {shown(content)}; want the keys meaning, step_time, state and action.")
+    if not isinstance(content, dict) or set(content) - {"meaning", "step_time", "optional_cameras", *_PARTS}:
+        raise CheckpointError(
+            f"{path} holds {shown(content)}; want the keys meaning, step_time, optional_cameras, state and action."
+        )
     try:
         parts = {part: _part(part, content.get(part) or {}) for part in _PARTS}
         return PolicySettings(
@@ -75,6 +93,7 @@ def read_policy_settings(path: Path | None) -> PolicySettings:
             finite_number("step_time", content.get("step_time", DEFAULT_STEP_TIME)),
             {part: names for part, (names, _) in parts.items()},
             {part: units for part, (_, units) in parts.items()},
+            _words("optional_cameras", content.get("optional_cameras")),
         )
     except ValueError as error:
         meanings = ", ".join(row.value for row in ActionMeaning)
@@ -84,7 +103,11 @@ def read_policy_settings(path: Path | None) -> PolicySettings:
 def _part(name: str, content: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if not isinstance(content, dict) or set(content) - {"names", "units"}:
         raise ValueError(f"{name} is {shown(content)}")
-    lists = [content.get(key) or [] for key in ("names", "units")]
-    if not all(isinstance(entries, list) and all(isinstance(entry, str) for entry in entries) for entries in lists):
+    return _words(name, content.get("names")), _words(name, content.get("units"))
+
+
+def _words(name: str, content: Any) -> tuple[str, ...]:
+    entries = content or []
+    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
         raise ValueError(f"{name} is {shown(content)}")
-    return tuple(map(plain_text, lists[0])), tuple(map(plain_text, lists[1]))
+    return tuple(map(plain_text, entries))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -13,23 +14,33 @@ from .weights import Weight
 
 BLOCK = 32  # of int8
 BLOCKS = (32, 64)  # of int4
-EIGHT_BITS = frozenset(("model.embed_tokens.weight", "lm_head.weight"))  # also where the rest has four: heads lose most
+# keep eight bits where the rest has four: heads, and the small matrices of attention (the values need it most)
+_EIGHT_BITS = re.compile(r"\b(embed_tokens|lm_head|self_attn\.[qkvo]_proj)\b")
 
 
 @dataclass(frozen=True)
 class Precision:
     """How matrices are stored; everything else is ``element``: weights of other kinds, activations and caches.
 
-    ``block`` weights along the columns share a scale.
+    ``block`` weights along the columns share a scale. Matrices whose names begin with one of ``careful`` keep eight
+    bits.
     """
 
     name: str
     bits: int  # 32 and 16: as elements
     block: int = BLOCK
+    careful: tuple[str, ...] = ()
 
     def stored_bits(self, weight: str) -> int:
         """Bits of a matrix by its name."""
-        return 8 if self.bits < 8 and weight in EIGHT_BITS else self.bits
+        if self.bits < 8 and (_EIGHT_BITS.search(weight) or weight.startswith(self.careful)):
+            return 8
+        return self.bits
+
+    @property
+    def embedding(self) -> str:
+        """NumPy name of what token embeddings are stored as."""
+        return self.element if self.bits >= 16 else "float16"
 
     @property
     def element(self) -> str:

@@ -23,6 +23,7 @@ from .quantize import Precision
 from .quantize import precision as find_precision
 from .vision_checkpoint import has_vision, vision_weights
 from .vision_families import read_tower
+from .vision_families.base import Tower
 from .vision_families.layers import Layers
 
 TOKEN_KEYS = (
@@ -86,15 +87,17 @@ def find_vision_precision(name: str | None, text: str) -> Precision:
     return VisionPrecision(found.name, found.bits, found.block)
 
 
-def plan_vision(checkpoint: Checkpoint, lowering: Lowering, precision: Precision) -> VisionPlan | None:
-    """Describe the tower of a checkpoint; None where it has none. Reads no weights.
+def plan_vision(
+    checkpoint: Checkpoint, lowering: Lowering, precision: Precision, tower: Tower | None = None
+) -> VisionPlan | None:
+    """Describe ``tower``, or that of the checkpoint's configuration; None where it has none. Reads no weights.
 
     :raises CheckpointError: the tower is of a kind that is not built, or its tensors are not those of its file.
     """
     config = checkpoint.config
     if not has_vision(checkpoint.shapes):
         return None
-    tower = read_tower(config)
+    tower = tower or read_tower(config)
     if tower is None:
         return None
     if precision.name not in lowering.precisions:

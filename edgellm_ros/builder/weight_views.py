@@ -58,3 +58,8 @@ def first_rows_scaled(weight: Weight, count: int, factor: float) -> Weight:
         return values
 
     return rows_times(weight, f"{np.float32(factor)}[:{count}]", factors)
+
+
+def constant_weight(name: str, values: np.ndarray) -> Weight:
+    """Numbers that no checkpoint holds, as a weight."""
+    return Weight(name, values.shape, lambda start, stop: values[start:stop], lambda start, stop: None)

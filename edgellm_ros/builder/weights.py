@@ -33,13 +33,13 @@ class Weight:
         """Length of the first axis."""
         return self.shape[0]
 
-    def bands(self, step: int = 1) -> Iterator[tuple[int, int]]:
+    def bands(self, step: int = 1, least: int = 1) -> Iterator[tuple[int, int]]:
         """(start, stop) pairs that cover the rows, each of about ``BAND_BYTES`` at most as float32.
 
-        All but the last have a multiple of ``step`` rows.
+        All but the last have a multiple of ``step`` rows, and ``least`` or more even where that is larger.
         """
         row_bytes = 4 * int(np.prod(self.shape[1:], dtype=np.int64))
-        count = step * max(1, BAND_BYTES // max(1, row_bytes) // step)
+        count = step * max(1, -(-least // step), BAND_BYTES // max(1, row_bytes) // step)
         return ((start, min(start + count, self.rows)) for start in range(0, self.rows, count))
 
     def read_checked(self, start: int, stop: int) -> np.ndarray:

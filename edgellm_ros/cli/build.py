@@ -8,7 +8,8 @@ import sys
 import time
 from types import FrameType
 
-from ..builder.build import DEFAULT_BATCH, DEFAULT_CAPACITY, DEFAULT_INPUT, Progress, build_engine
+from ..builder.build import Progress, build_engine
+from ..builder.build_plan import DEFAULT_BATCH, DEFAULT_CAPACITY, DEFAULT_INPUT
 from ..builder.lowerings import LOWERINGS
 from ..builder.tensorrt_build import DEFAULT_WORKSPACE, PlanOptions, compile_plan
 from ..builder.tensorrt_build import LOWERINGS as PLAN_LOWERINGS
@@ -29,6 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="fp32, fp16 or bf16 (for a GPU; bf16 for TensorRT), int8 or int4 (default: %(default)s)",
     )
     parser.add_argument("--block-size", type=int, help="weights of int4 that share a scale: 32 (default) or 64")
+    parser.add_argument(
+        "--no-calibration",
+        action="store_true",
+        help="int8 and int4: round without running a text through the model first, which needs the memory of an engine",
+    )
     parser.add_argument(
         "--vision-precision",
         help="of the image tower: fp32, fp16, bf16 or int8 (default: that of the text, int8 for int4)",
@@ -142,6 +148,7 @@ def run(arguments: argparse.Namespace) -> int:
             progress=progress,
             lowering=arguments.lowering,
             block_size=arguments.block_size,
+            calibrate=not arguments.no_calibration,
             vision_precision=arguments.vision_precision,
             text_only=arguments.text_only,
             hidden_states=arguments.hidden_states,

@@ -23,6 +23,7 @@ from .counters import Counters, Throttle
 from .dds_profile import PROFILE_NAME, profile_warning
 from .engine_host import EngineHost, release_memory
 from .history import ConversationHistory
+from .images import refuse_unseen, unseen
 from .monitor import Monitor, NodeState
 from .parameter_server import ParameterServer
 from .publishers import Publishers, publishable, reliable
@@ -192,8 +193,10 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Load the engine and warm it up."""
         settings = self.parameters.settings()
+        refuse_unseen(settings)
         self.monitor.say(f"Loading {settings.engine.directory or 'the fake engine'}.")
         host = self.state.host = EngineHost.load(settings)
+        self.parameters.unserved = unseen
         self.get_logger().info(f"Loaded {host.facts.summary} in {host.facts.load_time:.2f} s; text only.")
         return TransitionCallbackReturn.SUCCESS
 
@@ -235,6 +238,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
 
     def _free_engine(self) -> None:
         host, self.state.host = self.state.host, None
+        self.parameters.unserved = lambda _name, _value: None
         if host is None:
             return
         closed = host.close()

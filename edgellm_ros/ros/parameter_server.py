@@ -56,6 +56,7 @@ class ParameterServer:
         """
         self._node = node
         self.lifecycle = lifecycle
+        self.unserved: Callable[[str, Any], str | None] = lambda _name, _value: None  # why an engine has no use for it
         self._declaring = True
         node.add_on_set_parameters_callback(self._check)
         for definition in schema().definitions:
@@ -94,7 +95,11 @@ class ParameterServer:
             definition = schema().by_name.get(parameter.name)
             if definition is None:
                 continue  # of ROS itself: use_sim_time, qos_overrides
-            reason = self._too_late(definition) or _refusal_of(definition, parameter.value, self._declaring)
+            reason = (
+                self._too_late(definition)
+                or _refusal_of(definition, parameter.value, self._declaring)
+                or self.unserved(parameter.name, parameter.value)
+            )
             if reason:
                 return SetParametersResult(successful=False, reason=reason)
         changes = {parameter.name: parameter.value for parameter in parameters if parameter.name in _GUIDE}

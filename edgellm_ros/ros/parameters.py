@@ -106,6 +106,18 @@ class PromptSettings:
 
 
 @dataclass(frozen=True)
+class ImageSettings:
+    """``images.*``: transport and stamp source are read when the node is configured. Times in s."""
+
+    transport: tuple[str, ...]
+    stamp_source: str
+    max_age: float
+    sync_slop: float
+    on_missing: str
+    max_pixels: int
+
+
+@dataclass(frozen=True)
 class StreamSettings:
     """``stream.*``; interval in s."""
 
@@ -134,11 +146,13 @@ class Settings:
     """One value for every parameter."""
 
     autostart: bool
+    cameras: tuple[str, ...]
     engine: EngineSettings
     cache: CacheSettings
     generation: GenerationSettings
     guide: GuideSettings
     prompt: PromptSettings
+    images: ImageSettings
     stream: StreamSettings
     report: ReportSettings
     fake: FakeSettings

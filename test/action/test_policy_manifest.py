@@ -18,6 +18,7 @@ from edgellm_ros.action.policy_manifest import (
     ImageFit,
     PolicyManifest,
     StateInput,
+    SuffixMask,
     read_policy_manifest,
 )
 from edgellm_ros.action.solver import FlowDirection
@@ -44,6 +45,7 @@ def manifest(**changes):
         "direction": FlowDirection.DOWN,
         "result": FlowResult.VELOCITY,
         "state_input": StateInput.PREFIX_TOKEN,
+        "suffix_mask": SuffixMask.CAUSAL,
         "denoise_steps": 10,
         **changes,
     }

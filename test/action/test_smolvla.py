@@ -253,7 +253,7 @@ def test_settings_name_the_numbers_and_their_meaning(tmp_path):
     [
         ("meaning: flight\n", "'flight' is not a valid ActionMeaning"),
         ("action: {names: [a, b]}\n", "2 action names; the checkpoint has 4"),
-        ("speed: 3\n", "want the keys meaning, step_time, state and action"),
+        ("speed: 3\n", "want the keys meaning, step_time"),
         ("step_time: .nan\n", "step_time is nan"),
         ("state: [1]\n", "state is"),
         ("a: [\n", "cannot be read as YAML"),

@@ -11,8 +11,10 @@ from onnx.reference import ReferenceEvaluator
 
 from edgellm_ros.backends.base import DataType, RopeKind
 from edgellm_ros.backends.host_backend import HostBackend
+from edgellm_ros.backends.registry import open_backend
 from edgellm_ros.builder.elements import LARGEST, bfloat16_bits
 from edgellm_ros.engine_format import EMBEDDING_FILE, open_engine_directory
+from edgellm_ros.errors import BackendError
 
 
 def test_bits_are_those_of_the_nearest_bfloat16():
@@ -56,3 +58,10 @@ def test_a_prompt_gives_about_the_logits_of_full_precision(family, lowering):
     wanted = reference(family).logits(ROWS[0])
     distance = np.linalg.norm(logits[0] - wanted) / np.linalg.norm(wanted)
     assert logits.dtype == np.float32 and 1e-4 < distance < 0.05
+
+
+@pytest.mark.parametrize("backend", ["auto", "onnxruntime", "onnxruntime_cuda"])
+def test_what_cannot_compute_so_says_what_can(backend):
+    directory = open_engine_directory(engine("llama", "tensorrt_legacy", "bf16"))
+    with pytest.raises(BackendError, match="computes in bf16, which TensorRT alone runs; compile its plan"):
+        open_backend(backend, directory=directory)

@@ -13,7 +13,8 @@ from family_engines import LIMITS, LOWERINGS, ROWS, TOLERANCE, checkpoint, dista
 from seam_runner import ragged_logits
 from tiny_families import TINY_FAMILIES, WINDOW
 
-import edgellm_ros.builder.build as build
+import edgellm_ros.builder.build_plan as build_plan
+from edgellm_ros.builder.build import build_engine
 from edgellm_ros.builder.families import read_config
 from edgellm_ros.builder.families.base import DecoderConfig
 from edgellm_ros.builder.families.decoder import decoder_tensors
@@ -113,8 +114,8 @@ def broken_distance(tmp_path, monkeypatch):
 
     def measure(family: str, lowering: str, mutation: Mutation | None = None) -> float:
         if mutation is not None:
-            monkeypatch.setattr(build, "read_config", lambda config: mutation(read_config(config)))
-        path = build.build_engine(checkpoint(family), tmp_path / "engine", lowering=lowering, limits=LIMITS)
+            monkeypatch.setattr(build_plan, "read_config", lambda config: mutation(read_config(config)))
+        path = build_engine(checkpoint(family), tmp_path / "engine", lowering=lowering, limits=LIMITS)
         try:
             found = ragged_logits(path, ROWS)
         except BackendError as error:  # some faults are so plain that the engine is not even opened
@@ -157,7 +158,7 @@ def test_one_tensor_that_is_a_tenth_off_in_places_is_noticed(broken_distance, mo
         weight = checkpoint_weight(opened, wanted)
         return uneven(weight) if wanted == name else weight
 
-    monkeypatch.setattr(build, "checkpoint_weight", read)
+    monkeypatch.setattr(build_plan, "checkpoint_weight", read)
     assert broken_distance(family, "onnxruntime") > NOTICED
 
 

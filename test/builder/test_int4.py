@@ -9,7 +9,7 @@ from seam_runner import SeamRunner
 
 from edgellm_ros.builder.build import build_engine
 from edgellm_ros.builder.quantize import precision
-from edgellm_ros.builder.quantize_int4 import pack, quantize_int4, quantize_uint4
+from edgellm_ros.builder.quantize_int4 import pack, round_to_int4
 from edgellm_ros.builder.random_weights import write_random_llama_checkpoint
 from edgellm_ros.errors import CheckpointError
 
@@ -18,18 +18,10 @@ def weights(rows=24, columns=192, seed=0):
     return np.random.default_rng(seed).normal(size=(rows, columns)).astype(np.float32)
 
 
-def unpack(packed, count):
-    return np.stack((packed & 15, packed >> 4), axis=-1).reshape(*packed.shape[:-1], -1)[..., :count]
-
-
-def restored(values, block, symmetric):
+def restored(values, block, symmetric, moments=None):
     rows, columns = values.shape
-    if symmetric:
-        integers, scales = quantize_int4(values, block)
-        return (integers * scales[..., None]).reshape(rows, -1)[:, :columns]
-    integers, scales, zeros = quantize_uint4(values, block)
-    blocks = scales.shape[1]
-    steps = unpack(integers, block).astype(np.float32) - unpack(zeros, blocks).astype(np.float32)[..., None]
+    integers, scales, zeros = round_to_int4(values, block, moments, symmetric=symmetric)
+    steps = integers.astype(np.float32) - zeros.astype(np.float32)[..., None]
     return (steps * scales[..., None]).reshape(rows, -1)[:, :columns]
 
 

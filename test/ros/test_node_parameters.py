@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import rclpy
+from lifecycle_msgs.msg import Transition
 from node_bench import FAKE, NodeBench
 from rclpy.context import Context
 from rclpy.parameter import Parameter
@@ -140,3 +141,19 @@ def test_the_shipped_parameter_file_is_taken_whole(start_node: Callable[..., Nod
 def test_a_list_from_the_command_line_is_taken(start_node: Callable[..., NodeBench], text: str) -> None:
     bench = start_node(arguments=["--ros-args", "-p", f"generation.stop:={text}"], active=False)
     assert bench.node.parameters.settings().generation.stop == (() if text == "[]" else ("a", "b"))
+
+
+def test_settings_of_cameras_are_refused_where_the_engine_takes_no_images(start_node: Callable[..., NodeBench]) -> None:
+    bench = start_node()
+    assert bench.set(images__max_age=2.0) == [
+        "images.max_age is set but the engine takes no images; load an engine with vision or leave it at its default."
+    ]
+    assert bench.set(images__max_age=1.0) == [""]
+
+
+def test_a_node_with_cameras_does_not_configure_an_engine_that_takes_no_images(
+    start_node: Callable[..., NodeBench],
+) -> None:
+    bench = start_node({"cameras": ["front"]}, active=False)
+    assert not bench.change(Transition.TRANSITION_CONFIGURE)
+    assert "cameras is set but the engine takes no images" in bench.node.state.failure

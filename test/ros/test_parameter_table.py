@@ -22,7 +22,8 @@ def test_the_parameter_file_holds_the_default_of_every_parameter() -> None:
             {f"{key}.{name}": entry for name, entry in value.items()} if isinstance(value, dict) else {key: value}
         )
     defaults = schema().defaults()
-    assert found == {name: value for name, value in defaults.items() if value != ()}
+    expected = {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
+    assert found == {name: value for name, value in expected.items() if value != []}
     assert "# stop: []" in parameter_table.parameter_file()
 
 

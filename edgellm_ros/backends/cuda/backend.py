@@ -266,11 +266,11 @@ class CUDABackend:
         self.device.synchronize()
 
     def memory(self) -> Mapping[str, int]:
-        """Bytes of ``tensors``, ``caches``, ``embeddings`` and ``other`` things, and those ``free`` on the GPU.
+        """Bytes of ``tensors``, ``caches``, ``blocks`` out of them, ``embeddings`` and ``other`` things, and ``free``.
 
         What an engine library takes by itself shows in ``free`` alone.
         """
-        used = {kind: self.device.allocated(kind) for kind in ("tensors", "caches", "embeddings", "other")}
+        used = {kind: self.device.allocated(kind) for kind in ("tensors", "caches", "blocks", "embeddings", "other")}
         return {**used, "free": self.device.memory()[0]}
 
     def close(self) -> None:

@@ -127,7 +127,7 @@ class CUDAKVCache:
     def export_block(self, row: int, start: int, count: int) -> CUDACacheBlock:
         """A copy of ``count`` positions of a row, on the device."""
         self._check(row, start, count)
-        memory = CUDAMemory(self._device, self.bytes_per_position * count, zero=False)
+        memory = CUDAMemory(self._device, self.bytes_per_position * count, zero=False, kind="blocks")
         block = CUDACacheBlock(self.layout, self.order, count, memory)
         self._exchange(block, row, start, into_cache=False)
         return block

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...engine_format import GRAPH_FILE
 from ...errors import BackendError
-from ..base import DataType, TensorSpec
+from ..onnxruntime_types import binding_type, first_line, tensor_spec
 from .device import Device
 from .engine_frame import Call, EngineFrame
 from .graphs import Recorder
@@ -22,18 +22,6 @@ from .kernels import Kernels
 from .packages import load_onnxruntime
 
 PROVIDER = "CUDAExecutionProvider"
-_TYPES = {
-    "tensor(float)": DataType.FLOAT32,
-    "tensor(float16)": DataType.FLOAT16,
-    "tensor(bfloat16)": DataType.BFLOAT16,
-    "tensor(int64)": DataType.INT64,
-    "tensor(uint64)": DataType.UINT64,
-    "tensor(int32)": DataType.INT32,
-    "tensor(int8)": DataType.INT8,
-    "tensor(uint8)": DataType.UINT8,
-    "tensor(bool)": DataType.BOOL,
-}
-_ONNX_BFLOAT16 = 16
 _ERRORS_ONLY = 3
 _NO_GRAPH = -1
 _NO_FLASH_DECODE = "ORT_DISABLE_FLASH_DECODE"
@@ -69,8 +57,8 @@ class OnnxRuntimeEngine(EngineFrame):
             kernels,
             recorder,
             path,
-            [_spec(path, node) for node in self._session.get_inputs()],
-            [_spec(path, node) for node in self._session.get_outputs()],
+            [tensor_spec(path, node) for node in self._session.get_inputs()],
+            [tensor_spec(path, node) for node in self._session.get_outputs()],
         )
 
     @property
@@ -112,7 +100,7 @@ class OnnxRuntimeEngine(EngineFrame):
             return session, recorded
         raise BackendError(
             f"{path} does not load in the CUDA provider of onnxruntime {self._library.__version__}: "
-            f"{_first_line(failure)}"
+            f"{first_line(failure)}"
         )
 
     def _prepare(self, call: Call) -> Any:
@@ -139,7 +127,7 @@ class OnnxRuntimeEngine(EngineFrame):
     def _element(self, name: str) -> Any:
         spec = self._inputs.get(name) or self._outputs.get(name)
         dtype = self._caches.layout.dtype if spec is None else spec.dtype
-        return _ONNX_BFLOAT16 if dtype is DataType.BFLOAT16 else dtype.numpy.type
+        return binding_type(dtype)
 
     def _execute(self, call: Call) -> None:
         binding, options = call.prepared
@@ -147,7 +135,7 @@ class OnnxRuntimeEngine(EngineFrame):
         try:
             self._session.run_with_iobinding(binding, options)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this
-            message = _first_line(error)
+            message = first_line(error)
             if "out of memory" in message.lower() or "Failed to allocate memory" in message:
                 message = f"out of memory: {message}"
             raise BackendError(f"ONNX Runtime failed while running {self._path}: {message}") from error
@@ -174,14 +162,3 @@ def _without_flash_decode() -> Iterator[None]:
 
 def _chunk(call: Call) -> int:
     return next((placed.shape[1] for placed in call.inputs if placed.name == "inputs_embeds"), 0)
-
-
-def _spec(path: Path, node: Any) -> TensorSpec:
-    if node.type not in _TYPES:
-        raise BackendError(f"{path}: {node.name!r} is {node.type}; want one of {', '.join(_TYPES)}.")
-    return TensorSpec(node.name, _TYPES[node.type], tuple(d if isinstance(d, int) else -1 for d in node.shape))
-
-
-def _first_line(error: Exception | None) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__

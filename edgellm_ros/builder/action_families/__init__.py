@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from ...errors import CheckpointError
+from .base import LanguagePart as LanguagePart
 from .base import PolicyFamily as PolicyFamily
+from .pi_files import PI0, PI05
 from .smolvla_files import SMOLVLA
 
-FAMILIES = (SMOLVLA,)
+FAMILIES = (SMOLVLA, PI0, PI05)
 
 
 def find_family(kind: str) -> PolicyFamily:

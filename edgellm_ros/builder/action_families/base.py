@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,21 @@ from ...action.policy_manifest import PolicyManifest
 from ..checkpoint import Checkpoint
 from ..policy_checkpoint import PolicyCheckpoint
 from ..policy_settings import PolicySettings
+from ..vision_families.base import Tower
 from ..vision_families.layers import Layers
+
+
+@dataclass(frozen=True)
+class LanguagePart:
+    """The language model under a policy; ``answers`` says whether it is whole, so that it can generate text too.
+
+    ``vision`` holds the tensors of ``tower``.
+    """
+
+    text: Checkpoint
+    answers: bool
+    vision: Checkpoint
+    tower: Tower
 
 
 @dataclass(frozen=True)
@@ -23,9 +37,8 @@ class PolicyFamily:
     name: str
     kinds: tuple[str, ...]  # as ``type`` of config.json has them
     parse: Callable[[PolicyCheckpoint], Any]
-    stored_name: Callable[[str], str]  # of a tensor of the graphs in the checkpoint
+    stored_name: Callable[[str, str], str]  # of a tensor of the graphs in the checkpoint, after its common prefix
     may_be_left_out: Callable[[str], bool]  # tensors of the checkpoint that the action graphs do not need
-    build_prefix: Callable[[Layers, Any], None]
-    build_action: Callable[[Layers, Any], None]
+    graphs: Mapping[str, Callable[[Layers, Any], None]]  # by file name
     manifest: Callable[[PolicyCheckpoint, Any, PolicySettings], PolicyManifest]
-    language: Callable[[PolicyCheckpoint, Any], tuple[Checkpoint, bool]]  # and whether it can generate text
+    language: Callable[[PolicyCheckpoint, Any], LanguagePart]

@@ -14,10 +14,18 @@ import numpy as np
 
 from ...errors import CheckpointError
 from ..families.config_values import MOST_HEADS, MOST_LAYERS, real_number, require, whole_number
-from ..graph import Value
 from ..lowerings.base import real
 from ..vision_families.layers import Layers
-from .stack import Stack, StackShape, interval_bias, prefix_inputs, prefix_pass, rope_constants, rope_inputs
+from .stack import (
+    Stack,
+    StackShape,
+    embed_with_time,
+    interval_bias,
+    prefix_inputs,
+    prefix_pass,
+    rope_constants,
+    rope_inputs,
+)
 
 TEXT, EXPERT = "text.", "expert."
 ROPE_THETA = 10_000.0  # whatever the language model's own; the policy was trained so
@@ -145,7 +153,7 @@ def build_action(layers: Layers, config: SmolVLAConfig) -> None:
     graph.input("time_embedding", "float32", [1, 1, shape.hidden_size])
     append = rope_inputs(graph, "rope", horizon, shape.head_dim)
     alone = rope_constants(graph, shape.head_dim, np.arange(horizon), ROPE_THETA)
-    x = _embed(layers, shape.hidden_size)
+    x = embed_with_time(layers)
     stack, bias = Stack(layers, shape), None
     zero = graph.constant(np.zeros((1, 1, 1, 1), dtype=graph.element))
     for index in range(shape.layers):
@@ -163,13 +171,3 @@ def build_action(layers: Layers, config: SmolVLAConfig) -> None:
         x = graph.add(x, stack.mlp(stack.norm(x, f"{shape.layer(index)}post_attention_layernorm"), index))
     velocity = layers.linear(stack.norm(x, f"{EXPERT}norm"), "action_out_proj")
     graph.output(velocity, "velocity", "float32", [1, horizon, config.padded_action])
-
-
-def _embed(layers: Layers, width: int) -> Value:
-    """Action and time through one MLP; the part of its first product that is time's alone is one row."""
-    graph = layers.graph
-    action = layers.linear(graph.as_element("x_t"), "action_in_proj")
-    (shape,) = graph.node("Shape", [action])
-    (time,) = graph.node("Expand", [graph.as_element("time_embedding"), shape])
-    (both,) = graph.node("Concat", [action, time], axis=2)
-    return layers.linear(graph.silu(layers.linear(both, "action_time_mlp_in")), "action_time_mlp_out")

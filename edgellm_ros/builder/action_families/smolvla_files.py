@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...action.policy_engines import ACTION_GRAPH_FILE, PREFIX_GRAPH_FILE
 from ...action.policy_manifest import (
-    CameraSlot,
-    Dimensions,
     FlowResult,
     Handoff,
     ImageFit,
     PolicyManifest,
     StateInput,
+    SuffixMask,
 )
 from ...action.solver import FlowDirection
 from ...errors import CheckpointError, PolicyError
-from ..checkpoint import Checkpoint
 from ..families.config_values import whole_number
 from ..policy_checkpoint import PolicyCheckpoint
 from ..policy_settings import PolicySettings
 from ..vision_families import read_tower
+from ..vision_families.base import Tower
 from . import smolvla
-from .base import PolicyFamily
+from .base import LanguagePart, PolicyFamily
+from .lerobot import camera_keys, dimensions
 
-STATE, ACTION, EMPTY = "observation.state", "action", "observation.images.empty_camera_"
-LANGUAGE = "model.vlm_with_expert.vlm."
+LANGUAGE = "vlm_with_expert.vlm."
 _PREFIXES = {
     smolvla.TEXT: f"{LANGUAGE}model.text_model.",
-    smolvla.EXPERT: "model.vlm_with_expert.lm_expert.",
-    "": "model.",
+    smolvla.EXPERT: "vlm_with_expert.lm_expert.",
+    "": "",
 }
 
 # dimensions of published language models, for checkpoints without vlm/config.json
@@ -56,7 +56,7 @@ def parse(checkpoint: PolicyCheckpoint) -> smolvla.SmolVLAConfig:
 
 
 def _language(checkpoint: PolicyCheckpoint) -> Mapping[str, Any]:
-    return checkpoint.language_config(KNOWN_LANGUAGE_MODELS)
+    return checkpoint.language_config(KNOWN_LANGUAGE_MODELS, "vlm_model_name")
 
 
 def _text(checkpoint: PolicyCheckpoint) -> Mapping[str, Any]:
@@ -66,10 +66,10 @@ def _text(checkpoint: PolicyCheckpoint) -> Mapping[str, Any]:
     return text
 
 
-def stored_name(name: str) -> str:
+def stored_name(root: str, name: str) -> str:
     """See ``PolicyFamily``."""
     prefix = next(prefix for prefix in _PREFIXES if name.startswith(prefix))
-    return _PREFIXES[prefix] + name.removeprefix(prefix)
+    return root + _PREFIXES[prefix] + name.removeprefix(prefix)
 
 
 def may_be_left_out(stored: str) -> bool:
@@ -80,51 +80,45 @@ def may_be_left_out(stored: str) -> bool:
     return stored.startswith((LANGUAGE, "normalize_inputs.", "normalize_targets.", "unnormalize_outputs."))
 
 
-def language(checkpoint: PolicyCheckpoint, model: smolvla.SmolVLAConfig) -> tuple[Checkpoint, bool]:
+def language(checkpoint: PolicyCheckpoint, model: smolvla.SmolVLAConfig) -> LanguagePart:
     """See ``PolicyFamily``: cut to the layers that were kept; whole where none was taken away."""
     config, text = dict(_language(checkpoint)), dict(_text(checkpoint))
     whole = text.get("num_hidden_layers") == model.text.layers
     config["text_config"] = {**text, "num_hidden_layers": model.text.layers}
-    return checkpoint.language(LANGUAGE, config), whole
+    part = checkpoint.part(checkpoint.root + LANGUAGE, config)
+    return LanguagePart(part, whole, part, _tower(config))
+
+
+def _tower(config: Mapping[str, Any]) -> Tower:
+    tower = read_tower(config)
+    if tower is None:
+        raise CheckpointError("the language model's config.json has no vision_config; want one that sees pictures.")
+    return tower
 
 
 def manifest(checkpoint: PolicyCheckpoint, model: smolvla.SmolVLAConfig, settings: PolicySettings) -> PolicyManifest:
     """See ``PolicyFamily``."""
-    from ..policy_build import features
-
     config = checkpoint.config
-    cameras = [name for name in features(config, "input_features", "VISUAL") if not name.startswith(EMPTY)]
+    cameras = camera_keys(config)
     sizes = config.get("resize_imgs_with_padding")
-    tower = read_tower(_language(checkpoint))
-    tokens = tower.settings()["tokens_per_tile"] if tower is not None else 0
-    if not cameras or not isinstance(sizes, list) or len(sizes) != 2 or not tokens:
+    tokens = _tower(_language(checkpoint)).settings()["tokens_per_tile"]
+    if not isinstance(sizes, list) or len(sizes) != 2:
         raise CheckpointError(
             f"config.json has {len(cameras)} cameras and resize_imgs_with_padding {sizes!r}; want a camera and two "
             "sizes."
         )
-    parts = {}
-    for part, group, feature, kind, padded in (
-        ("state", "input_features", STATE, "STATE", model.padded_state),
-        ("action", "output_features", ACTION, "ACTION", model.padded_action),
-    ):
-        shape = features(config, group, kind).get(feature)
-        if shape is None or len(shape) != 1:
-            raise CheckpointError(
-                f"config.json: {group} has {feature!r} with shape {shape!r}; want one number of dimensions."
-            )
-        names, units = settings.names_and_units(part, shape[0])
-        parts[part] = Dimensions(names, units, padded, checkpoint.normalization(feature, kind, shape[0]))
+    state, action = dimensions(checkpoint, settings, model.padded_state, model.padded_action)
     try:
         return PolicyManifest(
             family="smolvla",
             policy=checkpoint.source,
-            state=parts["state"],
-            action=parts["action"],
+            state=state,
+            action=action,
             meaning=settings.meaning,
             horizon=model.horizon,
             execute_steps=whole_number(config, "n_action_steps", model.horizon),
             step_time=settings.step_time,
-            cameras=tuple(CameraSlot(name) for name in cameras),
+            cameras=settings.cameras(cameras),
             image_size=(sizes[1], sizes[0]),  # the file has width first
             image_fit=ImageFit.PAD_LEFT_TOP,
             image_tokens=tokens,
@@ -133,6 +127,7 @@ def manifest(checkpoint: PolicyCheckpoint, model: smolvla.SmolVLAConfig, setting
             direction=FlowDirection.DOWN,
             result=FlowResult.VELOCITY,
             state_input=StateInput.PREFIX_TOKEN,
+            suffix_mask=SuffixMask.CAUSAL,
             denoise_steps=model.steps,
             time_width=model.expert.hidden_size,
             time_periods=(model.min_period, model.max_period),
@@ -150,8 +145,7 @@ SMOLVLA = PolicyFamily(
     parse,
     stored_name,
     may_be_left_out,
-    smolvla.build_prefix,
-    smolvla.build_action,
+    {PREFIX_GRAPH_FILE: smolvla.build_prefix, ACTION_GRAPH_FILE: smolvla.build_action},
     manifest,
     language,
 )

@@ -208,3 +208,13 @@ def prefix_inputs(graph: Graph, index: int, kv_heads: int, head_dim: int) -> tup
     keys = graph.input(f"prefix_key_{index}", graph.element, [1, kv_heads, head_dim, PREFIX])
     values = graph.input(f"prefix_value_{index}", graph.element, [1, kv_heads, PREFIX, head_dim])
     return keys, values
+
+
+def embed_with_time(layers: Layers) -> Value:
+    """``x_t`` [1,H,padded] and ``time_embedding`` [1,1,width] through one MLP, [1,H,width]."""
+    graph = layers.graph
+    action = layers.linear(graph.as_element("x_t"), "action_in_proj")
+    (shape,) = graph.node("Shape", [action])
+    (time,) = graph.node("Expand", [graph.as_element("time_embedding"), shape])
+    (both,) = graph.node("Concat", [action, time], axis=2)
+    return layers.linear(graph.silu(layers.linear(both, "action_time_mlp_in")), "action_time_mlp_out")

@@ -68,7 +68,7 @@ def may_be_left_out(config: DecoderConfig, name: str) -> bool:
 def build_decoder(
     graph: Graph, config: DecoderConfig, weights: Mapping[str, Weight], hidden_states: Collection[int] = ()
 ) -> None:
-    """Write the graph; ``weights`` has every tensor of ``decoder_tensors``.
+    """Write the graph; ``weights`` has every tensor of ``decoder_tensors``, and a head though it is tied, or not.
 
     What the layers of ``hidden_states`` (from 1 on) add up to becomes an output of its own.
     """
@@ -92,7 +92,7 @@ class _Decoder:
                 name = f"hidden_states_{layer + 1}"
                 graph.output(x, name, "float32", ["batch", "sequence", config.hidden_size])
         x = graph.gather_positions(x, Value("last_token_index"))
-        logits = graph.linear(self._norm(x, "model.norm"), self.weights[EMBEDDING if config.tied else HEAD])
+        logits = graph.linear(self._norm(x, "model.norm"), self.weights[HEAD if HEAD in self.weights else EMBEDDING])
         if config.logit_softcap:
             logits = graph.softcap(logits, config.logit_softcap)
         graph.output(logits, "logits", "float32", ["batch", "rows", config.vocab_size])

@@ -21,6 +21,7 @@ class Lowering(Protocol):
     opsets: Mapping[str, int]  # domain -> version
     ir_version: int
     precisions: Sequence[str]
+    rounds_inputs: bool  # whether the inputs of quantised matrices are rounded too, as the engine runs
 
     def declare_inputs(self, graph: Graph, hidden_size: int, rope: Mapping[str, int]) -> Value:
         """Declare every input but the caches; ``rope`` maps kind to table width. Returns ``inputs_embeds``."""

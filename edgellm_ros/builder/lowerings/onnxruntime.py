@@ -21,7 +21,7 @@ import numpy as np
 from ...errors import CheckpointError
 from ..graph import AttentionShape, Dimension, Graph, Parameter, StoredTensor, Value
 from ..quantize import BLOCK, int8_bands
-from ..quantize_int4 import quantize_uint4
+from ..quantize_int4 import int4_bands, pack
 from ..weights import Weight
 from .base import BATCH, CAPACITY, declare_common_inputs, dimension, gather_positions, whole
 
@@ -37,6 +37,7 @@ class OnnxRuntimeLowering:
     opsets: Mapping[str, int] = {"": 23, MICROSOFT: 1}
     ir_version = 11
     precisions: Sequence[str] = ("fp32", "fp16", "int8", "int4")
+    rounds_inputs = True
 
     def declare_inputs(self, graph: Graph, hidden_size: int, rope: Mapping[str, int]) -> Value:
         """See ``Lowering``."""
@@ -64,7 +65,7 @@ class OnnxRuntimeLowering:
         ]
         if bits == 4:
             tensors.append(StoredTensor(f"{weight.name}.zero", "uint8", (rows, -(-blocks // 2))))
-        graph.parameters.append(Parameter(weight.name, tuple(tensors), lambda: _bands(weight, bits, block)))
+        graph.parameters.append(Parameter(weight.name, tuple(tensors), lambda: _bands(graph, weight, bits, block)))
         return graph.node(
             "MatMulNBits",
             [x, *(Value(tensor.name) for tensor in tensors)],
@@ -203,14 +204,14 @@ class OnnxRuntimeLowering:
         return gather_positions(graph, x, index)
 
 
-def _bands(weight: Weight, bits: int, block: int) -> Iterator[tuple[np.ndarray, ...]]:
+def _bands(graph: Graph, weight: Weight, bits: int, block: int) -> Iterator[tuple[np.ndarray, ...]]:
     """What ``MatMulNBits`` takes, band by band; eight bits have its own zero point of 128, four have theirs."""
-    if bits == 4:
-        for start, stop in weight.bands():
-            yield quantize_uint4(weight.read_checked(start, stop), block)
+    if bits == 8:
+        for integers, scale in int8_bands(weight):
+            yield integers.view(np.uint8) ^ np.uint8(0x80), scale
         return
-    for integers, scale in int8_bands(weight):
-        yield integers.view(np.uint8) ^ np.uint8(0x80), scale
+    for integers, scale, zero in int4_bands(weight, block, graph.moments.get(weight.name), symmetric=False):
+        yield pack(integers), scale, pack(zero)
 
 
 def _ragged(graph: Graph) -> bool:

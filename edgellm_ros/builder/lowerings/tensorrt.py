@@ -19,7 +19,7 @@ import numpy as np
 
 from ..graph import AttentionShape, Dimension, Graph, Parameter, StoredTensor, Value
 from ..quantize import BLOCK, int8_bands
-from ..quantize_int4 import pack, quantize_int4
+from ..quantize_int4 import int4_bands, pack
 from ..weights import Weight
 from .base import (
     BATCH,
@@ -40,6 +40,7 @@ class TensorRTLowering:
     opsets: Mapping[str, int] = {"": 24}
     ir_version = 11
     precisions: Sequence[str] = ("fp32", "fp16", "bf16", "int8", "int4")
+    rounds_inputs = False
 
     def declare_inputs(self, graph: Graph, hidden_size: int, rope: Mapping[str, int]) -> Value:
         """See ``Lowering``."""
@@ -67,9 +68,9 @@ class TensorRTLowering:
                 for values, scale in int8_bands(weight):
                     yield values.reshape(len(values), -1)[:, :columns].T, scale.T
                 return
-            for start, stop in weight.bands(step=2):
-                values, scale = quantize_int4(weight.read_checked(start, stop), block)
-                yield pack(values.reshape(stop - start, -1)[:, :columns].T), scale.T
+            moments = graph.moments.get(weight.name)
+            for values, scale, _ in int4_bands(weight, block, moments, symmetric=True):
+                yield pack(values.reshape(len(values), -1)[:, :columns].T), scale.T
 
         graph.parameters.append(Parameter(weight.name, (integers, scales), bands, axis=1))
         return graph.node("DequantizeLinear", [Value(integers.name), Value(scales.name)], axis=0, block_size=block)[0]

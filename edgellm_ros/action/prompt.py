@@ -1,0 +1,29 @@
+"""The words that a policy reads: its task, and for some families its state in bins."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import ObservationError
+from .policy_manifest import PolicyManifest, StateInput
+
+STATE_BINS = 256
+
+
+def state_bins(state: np.ndarray) -> np.ndarray:
+    """int64 [n]: bins of a normalised state, 0 to 255 from -1 to 1; -1 below the range, as the models were trained."""
+    edges = np.linspace(-1.0, 1.0, STATE_BINS + 1)[:-1]
+    return np.digitize(np.asarray(state, dtype=np.float32), bins=edges) - 1
+
+
+def prompt_text(manifest: PolicyManifest, task: str, state: np.ndarray | None) -> str:
+    """The prompt as the policy was trained on it.
+
+    :raises ObservationError: the policy reads its state as words, and there is none.
+    """
+    if manifest.state_input is not StateInput.PROMPT_BINS:
+        return manifest.prompt_format.format(task=task.rstrip("\n"))
+    if state is None:
+        raise ObservationError("the policy reads its state in the prompt; give the normalised state.")
+    words = " ".join(map(str, state_bins(state)))
+    return manifest.prompt_format.format(task=task.strip().replace("_", " ").replace("\n", " "), state=words)

@@ -1,0 +1,176 @@
+"""Files of pi0 and pi0.5: lerobot's configuration, statistics and tensor names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...action.policy_engines import ACTION_GRAPH_FILE, PREFIX_GRAPH_FILE, TIME_GRAPH_FILE
+from ...action.policy_manifest import (
+    FlowResult,
+    Handoff,
+    ImageFit,
+    PolicyManifest,
+    StateInput,
+    SuffixMask,
+)
+from ...action.solver import FlowDirection
+from ...errors import CheckpointError, PolicyError
+from ..families.config_values import whole_number
+from ..policy_checkpoint import PartCheckpoint, PolicyCheckpoint
+from ..policy_settings import PolicySettings
+from ..vision_families.base import Tower
+from ..vision_families.siglip import parse_paligemma
+from . import pi
+from .base import LanguagePart, PolicyFamily
+from .lerobot import camera_keys, dimensions
+
+PALIGEMMA = "paligemma_with_expert.paligemma."
+LANGUAGE = f"{PALIGEMMA}model.language_model."
+HEAD = f"{PALIGEMMA}lm_head.weight"
+GEMMA_EXPERT = "paligemma_with_expert.gemma_expert."
+_PREFIXES = {pi.TEXT: LANGUAGE, pi.EXPERT: f"{GEMMA_EXPERT}model.", "": ""}
+PROMPT = "Task: {task}, State: {state};\nAction: "
+
+_SIGLIP = {
+    "model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
+    "num_attention_heads": 16, "patch_size": 14, "image_size": 224,
+}  # fmt: skip
+
+
+def _variant(width: int, inner: int) -> Mapping[str, Any]:
+    text = {
+        "model_type": "gemma", "hidden_size": width, "intermediate_size": inner, "num_hidden_layers": 18,
+        "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 257152, "rms_norm_eps": 1e-6,
+    }  # fmt: skip
+    return {
+        "model_type": "paligemma",
+        "architectures": ["PaliGemmaForConditionalGeneration"],
+        "text_config": text,
+        "vision_config": {**_SIGLIP, "projection_dim": width},
+    }
+
+
+KNOWN_VARIANTS = {"gemma_2b": _variant(2048, 16384), "gemma_300m": _variant(1024, 4096)}
+
+
+def _language(checkpoint: PolicyCheckpoint) -> Mapping[str, Any]:
+    return checkpoint.language_config(KNOWN_VARIANTS, "paligemma_variant")
+
+
+def _text(checkpoint: PolicyCheckpoint) -> Mapping[str, Any]:
+    text = _language(checkpoint).get("text_config")
+    if not isinstance(text, dict):
+        raise CheckpointError(f"the language model's config.json has the text_config {text!r}; want its dimensions.")
+    return text
+
+
+def stored_name(root: str, name: str) -> str:
+    """See ``PolicyFamily``."""
+    prefix = next(prefix for prefix in _PREFIXES if name.startswith(prefix))
+    return root + _PREFIXES[prefix] + name.removeprefix(prefix)
+
+
+def may_be_left_out(stored: str) -> bool:
+    """See ``PolicyFamily``: the rest of PaliGemma, and the expert's own unused tokens."""
+    unused = (f"{GEMMA_EXPERT}lm_head.", f"{GEMMA_EXPERT}model.embed_tokens.")
+    if stored.startswith(unused):
+        return True
+    return stored.startswith(PALIGEMMA) and not stored.startswith(f"{LANGUAGE}layers.")
+
+
+def parse(checkpoint: PolicyCheckpoint) -> pi.PiConfig:
+    """See ``PolicyFamily``."""
+    root, shapes = checkpoint.root, {}
+    for name, shape in checkpoint.shapes.items():
+        own = name.removeprefix(root)
+        prefix = next((prefix for prefix in (pi.TEXT, pi.EXPERT) if own.startswith(_PREFIXES[prefix])), None)
+        shapes[own if prefix is None else prefix + own.removeprefix(_PREFIXES[prefix])] = shape
+    model = pi.parse(checkpoint.config, _text(checkpoint), shapes)
+    wanted = "pi05" if model.adaptive else "pi0"
+    if checkpoint.kind != wanted:
+        raise CheckpointError(
+            f"config.json says that the policy is {checkpoint.kind!r}; its tensors are those of {wanted!r}."
+        )
+    return model
+
+
+def language(checkpoint: PolicyCheckpoint, model: pi.PiConfig) -> LanguagePart:
+    """See ``PolicyFamily``; published checkpoints keep the token table under the name of the head alone."""
+    root, whole = checkpoint.root, _language(checkpoint)
+    names = {
+        f"model.{name.removeprefix(root + LANGUAGE)}": name
+        for name in checkpoint.shapes
+        if name.startswith(root + LANGUAGE)
+    }
+    if "model.embed_tokens.weight" not in names and root + HEAD in checkpoint.shapes:
+        names["model.embed_tokens.weight"] = root + HEAD
+    table = checkpoint.shapes.get(names.get("model.embed_tokens.weight", ""))
+    if table is None:
+        raise CheckpointError(f"the checkpoint has neither {root + LANGUAGE}embed_tokens.weight nor {root + HEAD}.")
+    text = {
+        **_text(checkpoint),
+        "architectures": ["GemmaForCausalLM"],
+        "vocab_size": table[0],
+        "tie_word_embeddings": True,
+    }
+    part = PartCheckpoint(checkpoint, names, text, checkpoint.tokenizer_files())
+    return LanguagePart(part, False, checkpoint.part(root + PALIGEMMA, whole), _tower(checkpoint, model))
+
+
+def _tower(checkpoint: PolicyCheckpoint, model: pi.PiConfig) -> Tower:
+    return parse_paligemma(_language(checkpoint), model.text.hidden_size)
+
+
+def manifest(checkpoint: PolicyCheckpoint, model: pi.PiConfig, settings: PolicySettings) -> PolicyManifest:
+    """See ``PolicyFamily``."""
+    config = checkpoint.config
+    sizes = config.get("image_resolution")
+    if not isinstance(sizes, list) or len(sizes) != 2:
+        raise CheckpointError(f"config.json has the image_resolution {sizes!r}; want height and width.")
+    state, action = dimensions(checkpoint, settings, model.padded_state, model.padded_action)
+    try:
+        return PolicyManifest(
+            family="pi05" if model.adaptive else "pi0",
+            policy=checkpoint.source,
+            state=state,
+            action=action,
+            meaning=settings.meaning,
+            horizon=model.horizon,
+            execute_steps=whole_number(config, "n_action_steps", model.horizon),
+            step_time=settings.step_time,
+            cameras=settings.cameras(camera_keys(config)),
+            image_size=(sizes[0], sizes[1]),
+            image_fit=ImageFit.PAD_CENTRE,
+            image_tokens=_tower(checkpoint, model).settings()["tokens_per_tile"],
+            empty_cameras=whole_number(config, "empty_cameras", 0, least=0),
+            handoff=Handoff.PREFIX_KV,
+            direction=FlowDirection.DOWN,
+            result=FlowResult.VELOCITY,
+            state_input=StateInput.PROMPT_BINS if model.adaptive else StateInput.SUFFIX_TOKEN,
+            suffix_mask=SuffixMask.FULL if model.adaptive else SuffixMask.STATE_BLIND,
+            denoise_steps=model.steps,
+            time_width=model.expert.hidden_size,
+            time_periods=(model.min_period, model.max_period),
+            text_scale=model.text.hidden_size**0.5,
+            rope_theta=pi.ROPE_THETA,
+            head_dim=model.expert.head_dim,
+            prompt_tokens=whole_number(config, "tokenizer_max_length"),
+            prompt_format=PROMPT if model.adaptive else "{task}\n",
+        )
+    except PolicyError as error:
+        raise CheckpointError(str(error)) from None
+
+
+_GRAPHS = {PREFIX_GRAPH_FILE: pi.build_prefix, ACTION_GRAPH_FILE: pi.build_action}
+PI0 = PolicyFamily("pi0", ("pi0",), parse, stored_name, may_be_left_out, _GRAPHS, manifest, language)
+PI05 = PolicyFamily(
+    "pi05",
+    ("pi05",),
+    parse,
+    stored_name,
+    may_be_left_out,
+    {**_GRAPHS, TIME_GRAPH_FILE: pi.build_time},
+    manifest,
+    language,
+)

@@ -1,0 +1,206 @@
+"""The newest frames of all cameras that belong together, and why there are none.
+
+Nothing here knows ROS or looks into a frame. Rules, each with a counter:
+
+* A stamp of zero says nothing: the frame is turned away (``images.stamp_source`` receive stamps on arrival instead).
+* A stamp more than ``FUTURE`` ahead of the clock is turned away.
+* A frame that is not newer than its camera's last is late and turned away; nothing else changes. If it is older by
+  more than ``JUMP``, its source began again: that camera's frames are forgotten and it is the first of the new ones.
+* A clock that goes back by more than ``JUMP`` began again: all frames are forgotten, and the next one counts.
+* A set holds one frame of every camera, no two further apart than the slop, none older than the limit. No frame is
+  ever made up for a camera that has none.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+FUTURE = 0.1  # s by which clocks of a robot may differ
+JUMP = 1.0  # s; a smaller step back is one message out of order
+FRAMES_KEPT = 6  # of each camera where there are several; a set is looked for among them
+_NANO = 1_000_000_000
+
+
+class FrameEvent(str, Enum):
+    """What became of a frame that came in."""
+
+    TAKEN = "taken"
+    ZERO_STAMP = "zero_stamp"
+    FUTURE_STAMP = "future_stamp"
+    OUT_OF_ORDER = "out_of_order"
+    SOURCE_JUMP = "source_jump"  # taken, after its camera's older frames were forgotten
+    CLOCK_JUMP = "clock_jump"  # taken, after all frames were forgotten
+    UNREADABLE = "unreadable"  # too short to hold a stamp
+
+
+class Lack(str, Enum):
+    """Why there is no set of frames."""
+
+    NO_CLOCK = "no_clock"
+    MISSING = "missing"
+    STALE = "stale"
+    UNPAIRED = "unpaired"
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """A reference to one image as it came in. ``stamp`` is the time of observation in ns."""
+
+    camera: str
+    stamp: int
+    payload: Any
+
+
+@dataclass(frozen=True)
+class FrameSet:
+    """One frame of each camera, in the order of the cameras."""
+
+    frames: tuple[Frame, ...]
+    ages: Mapping[str, float]  # s, by camera
+
+    @property
+    def stamp(self) -> int:
+        """Time of observation in ns: that of the oldest frame."""
+        return min(frame.stamp for frame in self.frames)
+
+
+@dataclass(frozen=True)
+class NoFrames:
+    """Why there is no set, with one sentence for a person."""
+
+    lack: Lack
+    sentence: str
+
+
+class Synchronizer:
+    """Keeps the last frames of each camera. Any thread may call it; the condition's lock covers all fields.
+
+    Times are ns of the node's clock, which stands at zero while a simulation has not begun.
+    """
+
+    def __init__(self, cameras: Sequence[str]) -> None:
+        self._condition = threading.Condition()
+        kept = 1 if len(cameras) == 1 else FRAMES_KEPT
+        self._frames: dict[str, deque[Frame]] = {camera: deque(maxlen=kept) for camera in cameras}
+        self._events: Counter[FrameEvent] = Counter()
+        self._clock = 0
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Names, in order."""
+        return tuple(self._frames)
+
+    def add(self, frame: Frame, now: int) -> FrameEvent:
+        """Take a frame, or turn it away; the event is counted."""
+        with self._condition:
+            event = self._add(frame, now)
+            self._events[event] += 1
+            if event in (FrameEvent.TAKEN, FrameEvent.SOURCE_JUMP, FrameEvent.CLOCK_JUMP):
+                self._condition.notify_all()
+            return event
+
+    def _add(self, frame: Frame, now: int) -> FrameEvent:
+        jumped = now < self._clock - JUMP * _NANO
+        self._clock = now if jumped else max(self._clock, now)
+        if jumped:
+            for frames in self._frames.values():
+                frames.clear()
+        frames = self._frames[frame.camera]
+        if not frame.stamp:
+            return FrameEvent.ZERO_STAMP
+        if now and frame.stamp > now + FUTURE * _NANO:
+            return FrameEvent.FUTURE_STAMP
+        behind = frames[-1].stamp - frame.stamp if frames else -1
+        if 0 <= behind <= JUMP * _NANO:
+            return FrameEvent.OUT_OF_ORDER
+        if behind > 0:
+            frames.clear()
+        frames.append(frame)
+        if jumped:
+            return FrameEvent.CLOCK_JUMP
+        return FrameEvent.SOURCE_JUMP if behind > 0 else FrameEvent.TAKEN
+
+    def count(self, event: FrameEvent) -> None:
+        """Count a frame that could not even be added."""
+        with self._condition:
+            self._events[event] += 1
+
+    def events(self) -> dict[str, int]:
+        """Frames by what became of them, since the start."""
+        with self._condition:
+            return {event.value: self._events[event] for event in FrameEvent if self._events[event]}
+
+    def clear(self) -> None:
+        """Forget all frames."""
+        with self._condition:
+            for frames in self._frames.values():
+                frames.clear()
+
+    def select(self, now: int, *, slop: float, max_age: float) -> FrameSet | NoFrames:
+        """The newest set. ``slop`` and ``max_age`` in s; a ``max_age`` of 0 sets no limit."""
+        with self._condition:
+            frames = {camera: tuple(kept) for camera, kept in self._frames.items()}
+        return newest_set(frames, now, slop=slop, max_age=max_age)
+
+    def wait(self, timeout: float) -> None:
+        """Until a frame comes in or ``timeout`` s are over."""
+        with self._condition:
+            self._condition.wait(timeout)
+
+
+def newest_set(frames: Mapping[str, Sequence[Frame]], now: int, *, slop: float, max_age: float) -> FrameSet | NoFrames:
+    """The set whose slowest camera is newest; frames of each camera ascend by stamp."""
+    missing = [camera for camera, kept in frames.items() if not kept]
+    if missing:
+        return NoFrames(Lack.MISSING, f"No image has come from {_names(missing)} yet.")
+    if not now and max_age:
+        return NoFrames(
+            Lack.NO_CLOCK,
+            "use_sim_time is true and nothing came on /clock, so the age of images is unknown; play a bag with --clock "
+            "or start the simulation.",
+        )
+    if max_age:
+        for camera, kept in frames.items():
+            age = _seconds(now - kept[-1].stamp)
+            if age > max_age:
+                return NoFrames(
+                    Lack.STALE,
+                    f"The newest image from {camera} is {age:.2f} s old; images.max_age allows {max_age:g} s.",
+                )
+    slowest = min(frames, key=lambda camera: frames[camera][-1].stamp)
+    closest = float("inf")
+    for anchor in reversed(frames[slowest]):
+        chosen = tuple(
+            min(kept, key=lambda frame: (abs(frame.stamp - anchor.stamp), -frame.stamp)) for kept in frames.values()
+        )
+        stamps = [frame.stamp for frame in chosen]
+        apart = _seconds(max(stamps) - min(stamps))
+        closest = min(closest, apart)
+        if apart > slop:
+            continue
+        ages = {frame.camera: max(0.0, _seconds(now - frame.stamp)) for frame in chosen}
+        oldest = max(ages, key=lambda camera: ages[camera])
+        if max_age and ages[oldest] > max_age:
+            return NoFrames(
+                Lack.STALE,
+                f"The newest images that belong together hold one from {oldest} that is {ages[oldest]:.2f} s old; "
+                f"images.max_age allows {max_age:g} s.",
+            )
+        return FrameSet(chosen, ages)
+    return NoFrames(
+        Lack.UNPAIRED,
+        f"The images of {_names(list(frames))} are {closest:.3f} s apart; images.sync_slop allows {slop:g} s.",
+    )
+
+
+def _seconds(nanoseconds: int) -> float:
+    return nanoseconds / _NANO
+
+
+def _names(cameras: Sequence[str]) -> str:
+    return cameras[0] if len(cameras) == 1 else f"{', '.join(cameras[:-1])} and {cameras[-1]}"

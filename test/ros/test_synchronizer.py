@@ -1,0 +1,169 @@
+"""Frames of several cameras: which belong together, and what late, early and repeated stamps do."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from edgellm_ros.ros.synchronizer import Frame, FrameEvent, FrameSet, Lack, NoFrames, Synchronizer
+
+SECOND = 1_000_000_000
+START = 1000 * SECOND
+RULE = {"slop": 0.05, "max_age": 1.0}
+
+
+def at(seconds: float) -> int:
+    return START + round(seconds * SECOND)
+
+
+def frame(camera: str, seconds: float) -> Frame:
+    return Frame(camera, at(seconds), f"{camera} at {seconds}")
+
+
+def filled(cameras: str, *frames: tuple[str, float], now: float | None = None) -> Synchronizer:
+    synchronizer = Synchronizer(list(cameras))
+    for camera, seconds in frames:
+        synchronizer.add(frame(camera, seconds), at(seconds if now is None else now))
+    return synchronizer
+
+
+def payloads(found: FrameSet | NoFrames) -> list[str]:
+    assert isinstance(found, FrameSet), found
+    return [one.payload for one in found.frames]
+
+
+def test_one_camera_gives_its_newest_frame():
+    synchronizer = filled("a", ("a", 0.0), ("a", 0.1), ("a", 0.2))
+    found = synchronizer.select(at(0.25), **RULE)
+    assert payloads(found) == ["a at 0.2"]
+    assert found.ages == pytest.approx({"a": 0.05})
+    assert found.stamp == at(0.2)
+
+
+def test_frames_pair_by_observation_stamp_whatever_the_order_of_arrival():
+    synchronizer = filled("ab", ("a", 0.0), ("a", 0.1), ("b", 0.01), ("a", 0.2), ("b", 0.11), now=0.2)
+    assert payloads(synchronizer.select(at(0.25), **RULE)) == ["a at 0.1", "b at 0.11"]
+
+
+def test_a_camera_200_ms_late_is_refused_or_paired_with_older_frames():
+    """SYN-1."""
+    late = filled("ab", ("a", 1.0), ("b", 0.8))
+    found = late.select(at(1.0), **RULE)
+    assert (found.lack, found.sentence) == (
+        Lack.UNPAIRED,
+        "The images of a and b are 0.200 s apart; images.sync_slop allows 0.05 s.",
+    )
+    kept = filled("ab", ("a", 0.8), ("a", 0.9), ("a", 1.0), ("b", 0.8), now=1.0)
+    assert payloads(kept.select(at(1.0), **RULE)) == ["a at 0.8", "b at 0.8"]
+
+
+def test_a_camera_that_stopped_is_named_with_its_age():
+    """SYN-1."""
+    synchronizer = filled("ab", ("a", 0.0), ("b", 0.0), ("a", 5.0), now=5.0)
+    found = synchronizer.select(at(5.0), **RULE)
+    assert found == NoFrames(Lack.STALE, "The newest image from b is 5.00 s old; images.max_age allows 1 s.")
+
+
+def test_one_of_three_that_is_missing_is_named():
+    """SYN-1."""
+    found = filled("abc", ("a", 0.0), ("c", 0.0)).select(at(0.0), **RULE)
+    assert found == NoFrames(Lack.MISSING, "No image has come from b yet.")
+
+
+def test_old_frames_of_a_pair_count_for_its_age():
+    synchronizer = filled("ab", ("a", 0.0), ("a", 0.9), ("b", 0.0), ("b", 0.5), now=0.9)
+    found = synchronizer.select(at(0.9), slop=0.05, max_age=0.6)
+    assert found.lack is Lack.STALE
+    assert payloads(synchronizer.select(at(0.9), slop=0.05, max_age=0.95)) == ["a at 0.0", "b at 0.0"]
+    assert payloads(synchronizer.select(at(900), slop=0.05, max_age=0.0)) == ["a at 0.0", "b at 0.0"]
+
+
+@pytest.mark.parametrize(("stamp", "event"), [
+    (0, FrameEvent.ZERO_STAMP), (at(0.2), FrameEvent.FUTURE_STAMP), (at(0.05), FrameEvent.TAKEN),
+    (at(-3600), FrameEvent.TAKEN),
+])  # fmt: skip
+def test_zero_and_future_stamps_are_turned_away_and_counted(stamp, event):
+    """SYN-2."""
+    synchronizer = Synchronizer(["a"])
+    assert synchronizer.add(Frame("a", stamp, None), at(0.0)) is event
+    assert synchronizer.events() == {event.value: 1}
+    assert isinstance(synchronizer.select(at(0.0), slop=0.05, max_age=0.0), FrameSet) == (event is FrameEvent.TAKEN)
+
+
+@pytest.mark.parametrize("back", [0.0, 0.001, 0.9])
+def test_a_message_out_of_order_is_dropped_alone(back):
+    """SYN-2, SYN-3."""
+    synchronizer = filled("ab", ("a", 1.0), ("b", 1.0))
+    assert synchronizer.add(frame("a", 1.0 - back), at(1.01)) is FrameEvent.OUT_OF_ORDER
+    assert payloads(synchronizer.select(at(1.02), **RULE)) == ["a at 1.0", "b at 1.0"]
+    assert synchronizer.events() == {"taken": 2, "out_of_order": 1}
+
+
+def test_a_clock_that_jumps_back_forgets_all_and_work_resumes_with_one_frame():
+    """SYN-3: a bag that loops, under use_sim_time."""
+    synchronizer = filled("a", ("a", 60.0))
+    assert synchronizer.add(frame("a", 0.0), at(0.01)) is FrameEvent.CLOCK_JUMP
+    assert payloads(synchronizer.select(at(0.02), **RULE)) == ["a at 0.0"]
+    assert synchronizer.add(frame("a", 0.1), at(0.11)) is FrameEvent.TAKEN
+
+
+def test_frames_of_the_other_cameras_do_not_outlive_a_jump_of_the_clock():
+    """SYN-3."""
+    synchronizer = filled("ab", ("a", 60.0), ("b", 60.0))
+    synchronizer.add(frame("a", 0.0), at(0.01))
+    assert synchronizer.select(at(0.02), **RULE).lack is Lack.MISSING
+    synchronizer.add(frame("b", 0.0), at(0.03))
+    assert payloads(synchronizer.select(at(0.03), **RULE)) == ["a at 0.0", "b at 0.0"]
+
+
+def test_stamps_that_jump_back_under_a_steady_clock_begin_again_for_that_camera():
+    """SYN-3: a bag that loops, under system time and without a limit of age."""
+    synchronizer = filled("a", ("a", 60.0), now=500.0)
+    assert synchronizer.add(frame("a", 0.0), at(500.1)) is FrameEvent.SOURCE_JUMP
+    assert payloads(synchronizer.select(at(500.1), slop=0.05, max_age=0.0)) == ["a at 0.0"]
+
+
+def test_without_a_clock_it_says_that_it_waits_for_one():
+    """SYN-4."""
+    synchronizer = Synchronizer(["a"])
+    assert synchronizer.add(frame("a", 5.0), 0) is FrameEvent.TAKEN
+    found = synchronizer.select(0, **RULE)
+    assert found.lack is Lack.NO_CLOCK
+    assert "/clock" in found.sentence
+
+
+def test_waiting_ends_when_a_frame_comes():
+    synchronizer = Synchronizer(["a"])
+    timer = threading.Timer(0.05, lambda: synchronizer.add(frame("a", 0.0), at(0.0)))
+    timer.start()
+    start = time.monotonic()
+    synchronizer.wait(30.0)
+    assert time.monotonic() - start < 20.0
+    timer.join()
+
+
+def test_clearing_forgets_frames_but_not_counts():
+    synchronizer = filled("a", ("a", 0.0))
+    synchronizer.clear()
+    assert synchronizer.select(at(0.0), **RULE).lack is Lack.MISSING
+    assert synchronizer.events() == {"taken": 1}
+
+
+@given(some.lists(some.tuples(some.sampled_from("abc"), some.floats(0, 3)), max_size=40), some.floats(0.0, 0.3))
+def test_a_set_never_breaks_its_own_rules(arrivals, slop):
+    synchronizer = Synchronizer(list("abc"))
+    for camera, seconds in arrivals:
+        synchronizer.add(frame(camera, seconds), at(3.0))
+    found = synchronizer.select(at(3.0), slop=slop, max_age=2.5)
+    if isinstance(found, NoFrames):
+        assert found.sentence
+        return
+    assert [one.camera for one in found.frames] == list("abc")
+    stamps = [one.stamp for one in found.frames]
+    assert max(stamps) - min(stamps) <= slop * SECOND
+    assert all(at(3.0) - stamp <= 2.5 * SECOND for stamp in stamps)
+    assert all(one.payload in {f"{camera} at {seconds}" for camera, seconds in arrivals} for one in found.frames)
