@@ -61,6 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LAYER",
         help="let the engine give the states of this layer too, from 1 on; may be repeated",
     )
+    parser.add_argument("--lora-rank", type=int, metavar="R", help="leave room for LoRA adapters of up to this rank")
+    parser.add_argument(
+        "--lora-slots", type=int, metavar="N", help="adapters that one batch may use at most, with --lora-rank (4)"
+    )
     parser.add_argument(
         "--random-weights",
         action="store_true",
@@ -129,6 +133,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise CheckpointError(
             f"--plan is given with the lowering {arguments.lowering!r}; want --lowering {' or '.join(PLAN_LOWERINGS)}."
         )
+    if arguments.lora_slots is not None and arguments.lora_rank is None:
+        raise CheckpointError("--lora-slots is given without --lora-rank; add it.")
     signal.signal(signal.SIGTERM, _terminate)
     line = ProgressLine()
     start = time.monotonic()
@@ -152,6 +158,7 @@ def run(arguments: argparse.Namespace) -> int:
             vision_precision=arguments.vision_precision,
             text_only=arguments.text_only,
             hidden_states=arguments.hidden_states,
+            lora=None if arguments.lora_rank is None else (arguments.lora_rank, arguments.lora_slots or 4),
             random_seed=arguments.seed if arguments.random_weights else None,
         )
         if arguments.plan:

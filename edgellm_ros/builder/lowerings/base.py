@@ -22,6 +22,7 @@ class Lowering(Protocol):
     opsets: Mapping[str, int]  # domain -> version
     ir_version: int
     precisions: Sequence[str]
+    varying_adapter_rows: bool  # whether a run may read fewer places for adapters than there are
     rounds_inputs: bool  # whether the inputs of quantised matrices are rounded too, as the engine runs
 
     def declare_inputs(self, graph: Graph, hidden_size: int, rope: Mapping[str, int]) -> Value:

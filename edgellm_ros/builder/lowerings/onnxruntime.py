@@ -37,6 +37,7 @@ class OnnxRuntimeLowering:
     opsets: Mapping[str, int] = {"": 23, MICROSOFT: 1}
     ir_version = 11
     precisions: Sequence[str] = ("fp32", "fp16", "int8", "int4")
+    varying_adapter_rows = True
     rounds_inputs = True
 
     def declare_inputs(self, graph: Graph, hidden_size: int, rope: Mapping[str, int]) -> Value:
