@@ -66,6 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lora-slots", type=int, metavar="N", help="adapters that one batch may use at most, with --lora-rank (4)"
     )
     parser.add_argument(
+        "--weightless",
+        action="store_true",
+        help="leave the weights in CHECKPOINT (a folder; fp32), which the runtime then needs too",
+    )
+    parser.add_argument(
         "--random-weights",
         action="store_true",
         help="CHECKPOINT is a config.json: build an engine of its shape with random weights and a byte tokenizer",
@@ -158,6 +163,7 @@ def run(arguments: argparse.Namespace) -> int:
             vision_precision=arguments.vision_precision,
             text_only=arguments.text_only,
             hidden_states=arguments.hidden_states,
+            weightless=arguments.weightless,
             lora=None if arguments.lora_rank is None else (arguments.lora_rank, arguments.lora_slots or 4),
             random_seed=arguments.seed if arguments.random_weights else None,
         )
