@@ -139,7 +139,8 @@ def _calibrated(plan: BuildPlan, folder: Path, progress: ProgressCallback) -> Bu
     return plan.calibrated(findings)
 
 
-def _open(source: Path | str, random_seed: int | None) -> Checkpoint:
+def open_source(source: Path | str, random_seed: int | None) -> Checkpoint:
+    """A checkpoint, or random weights for a configuration where there is a seed."""
     if random_seed is not None:
         return open_random_checkpoint(Path(source), random_seed)
     return open_checkpoint(source)
@@ -184,7 +185,7 @@ def build_engine(
     check_packages()
     report = progress or (lambda state: None)
     place = Path(output).absolute()
-    with closing(_open(source, random_seed)) as checkpoint:
+    with closing(open_source(source, random_seed)) as checkpoint:
         plan = plan_build(
             checkpoint,
             precision=precision,

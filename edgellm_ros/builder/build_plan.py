@@ -16,6 +16,7 @@ from .embedding_file import embedding_header, embedding_size
 from .families import read_config
 from .families.base import DecoderConfig
 from .families.decoder import EMBEDDING, build_decoder, decoder_tensors, may_be_left_out
+from .families.text_part import check_text_alone
 from .graph import DATA_FILE, Graph, SharedTensor
 from .lowerings import lowering as find_lowering
 from .onnx_writer import GraphFiles, lay_out
@@ -190,7 +191,10 @@ def plan_build(
     checkpoint = text_checkpoint(checkpoint, whole=vision is not None)
     config = read_config(checkpoint.config)
     if vision is not None:
-        config = replace(config, deepstack=vision.config["tower"].get("deepstack_planes", 0))
+        tower = vision.config["tower"]
+        config = replace(config, deepstack=tower.get("deepstack_planes", 0), blocks="blocks" in tower)
+    elif policy is None:
+        check_text_alone(config)
     limits = choose_limits(config, limits)
     check_tensors(config, checkpoint.shapes)
     check_layers(hidden_states, config.num_hidden_layers)
@@ -215,6 +219,7 @@ def plan_build(
             room.append(AdapterRoom(*lora))
         shared = SharedTensor(EMBEDDING_FILE, len(embedding_header(embedding.shape, stored.embedding)))
         graph = Graph(target, stored, capacity, {EMBEDDING: shared} if stored.embedding == stored.element else {})
+        graph.blocks = config.blocks
         build_decoder(graph, config, used, hidden_states, room[-1] if room else None)
         return graph
 
@@ -269,6 +274,7 @@ def _engine_config(
             "num_key_value_heads": config.num_key_value_heads,
             "head_dim": config.head_dim,
             "tie_word_embeddings": config.tied,
+            **({"sliding_window": config.window} if config.window else {}),
             **({CONFIG_KEY: adapters.to_json()} if adapters is not None else {}),
         },
     )

@@ -7,8 +7,10 @@ import signal
 import sys
 import time
 from types import FrameType
+from typing import Any
 
 from ..builder.build import Progress, build_engine
+from ..builder.build_check import check_build
 from ..builder.build_plan import DEFAULT_BATCH, DEFAULT_CAPACITY, DEFAULT_INPUT
 from ..builder.lowerings import LOWERINGS
 from ..builder.tensorrt_build import DEFAULT_WORKSPACE, PlanOptions, compile_plan
@@ -40,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the image tower: fp32, fp16, bf16 or int8 (default: that of the text, int8 for int4)",
     )
     parser.add_argument("--text-only", action="store_true", help="leave the image tower of the model out")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="say what would be built, and the disk and memory that it takes; read no weights and write nothing",
+    )
     parser.add_argument(
         "--lowering", default="onnxruntime", choices=list(LOWERINGS), help="engine library that runs it"
     )
@@ -150,23 +157,24 @@ def run(arguments: argparse.Namespace) -> int:
         skipped = state.stage == "already built"
         line(state)
 
+    settings: dict[str, Any] = {
+        "precision": arguments.precision,
+        "limits": limits,
+        "lowering": arguments.lowering,
+        "block_size": arguments.block_size,
+        "calibrate": not arguments.no_calibration,
+        "vision_precision": arguments.vision_precision,
+        "text_only": arguments.text_only,
+        "hidden_states": arguments.hidden_states,
+        "weightless": arguments.weightless,
+        "lora": None if arguments.lora_rank is None else (arguments.lora_rank, arguments.lora_slots or 4),
+        "random_seed": arguments.seed if arguments.random_weights else None,
+    }
+    if arguments.check:
+        print("\n".join(check_build(arguments.checkpoint, arguments.output, **settings).lines()))
+        return 0
     try:
-        path = build_engine(
-            arguments.checkpoint,
-            arguments.output,
-            precision=arguments.precision,
-            limits=limits,
-            progress=progress,
-            lowering=arguments.lowering,
-            block_size=arguments.block_size,
-            calibrate=not arguments.no_calibration,
-            vision_precision=arguments.vision_precision,
-            text_only=arguments.text_only,
-            hidden_states=arguments.hidden_states,
-            weightless=arguments.weightless,
-            lora=None if arguments.lora_rank is None else (arguments.lora_rank, arguments.lora_slots or 4),
-            random_seed=arguments.seed if arguments.random_weights else None,
-        )
+        path = build_engine(arguments.checkpoint, arguments.output, progress=progress, **settings)
         if arguments.plan:
             compile_plan(path, PlanOptions(arguments.workspace << 20), line.plan)
     finally:
