@@ -11,11 +11,9 @@ from types import FrameType
 from ..builder.build import Progress, build_engine
 from ..builder.build_plan import DEFAULT_BATCH, DEFAULT_CAPACITY, DEFAULT_INPUT
 from ..builder.lowerings import LOWERINGS
-from ..builder.tensorrt_build import DEFAULT_WORKSPACE, PlanOptions, compile_plan
-from ..builder.tensorrt_build import LOWERINGS as PLAN_LOWERINGS
+from ..builder.tensorrt_build import DEFAULT_WORKSPACE, PlanOptions, check_compiler, compile_plan
 from ..builder.wheel_models import WHEEL_MODELS
 from ..engine_format import BuilderLimits
-from ..errors import CheckpointError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,10 +123,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Build; 0 when the directory stands. A termination leaves as little behind as an interrupt."""
     limits = _limits(arguments)
-    if arguments.plan and arguments.lowering not in PLAN_LOWERINGS:
-        raise CheckpointError(
-            f"--plan is given with the lowering {arguments.lowering!r}; want --lowering {' or '.join(PLAN_LOWERINGS)}."
-        )
+    api = check_compiler(arguments.lowering, arguments.precision) if arguments.plan else None
     signal.signal(signal.SIGTERM, _terminate)
     line = ProgressLine()
     start = time.monotonic()
@@ -154,8 +149,8 @@ def run(arguments: argparse.Namespace) -> int:
             hidden_states=arguments.hidden_states,
             random_seed=arguments.seed if arguments.random_weights else None,
         )
-        if arguments.plan:
-            compile_plan(path, PlanOptions(arguments.workspace << 20), line.plan)
+        if api is not None:
+            compile_plan(path, PlanOptions(arguments.workspace << 20), line.plan, api=api)
     finally:
         line.close()
     done = "was built already" if skipped else f"built in {time.monotonic() - start:.1f} s"
