@@ -6,14 +6,17 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
+from ..adapter_format import CONFIG_KEY, AdapterFormat
 from ..engine_format import CONFIG_FILE, EMBEDDING_FILE, GRAPH_FILE, BuilderLimits, EngineConfig
 from ..errors import CheckpointError
+from .adapters import AdapterRoom
 from .calibration import Calibration, Findings
 from .checkpoint import Checkpoint
 from .embedding_file import embedding_header, embedding_size
 from .families import read_config
 from .families.base import DecoderConfig
 from .families.decoder import EMBEDDING, build_decoder, decoder_tensors, may_be_left_out
+from .families.text_part import check_text_alone
 from .graph import DATA_FILE, Graph, SharedTensor
 from .lowerings import lowering as find_lowering
 from .onnx_writer import GraphFiles, lay_out
@@ -152,6 +155,7 @@ def plan_build(
     lowering: str,
     block_size: int | None = None,
     hidden_states: Collection[int] = (),
+    lora: tuple[int, int] | None = None,
     vision_precision_name: str | None = None,
     text_only: bool = False,
     policy_settings: PolicySettings | None = None,
@@ -159,7 +163,8 @@ def plan_build(
 ) -> BuildPlan:
     """Check the checkpoint and describe the engine; reads no weights.
 
-    ``calibrate``: what a text shows about the inputs of matrices decides how these are rounded.
+    ``calibrate``: what a text shows about the inputs of matrices decides how these are rounded. With ``lora`` (rank,
+    slots) they are not smoothed, for adapters expect inputs as they were in training.
 
     :raises CheckpointError: the checkpoint or a setting is refused.
     """
@@ -179,7 +184,10 @@ def plan_build(
     checkpoint = text_checkpoint(checkpoint, whole=vision is not None)
     config = read_config(checkpoint.config)
     if vision is not None:
-        config = replace(config, deepstack=vision.config["tower"].get("deepstack_planes", 0))
+        tower = vision.config["tower"]
+        config = replace(config, deepstack=tower.get("deepstack_planes", 0), blocks="blocks" in tower)
+    elif policy is None:
+        check_text_alone(config)
     limits = choose_limits(config, limits)
     check_tensors(config, checkpoint.shapes)
     check_layers(hidden_states, config.num_hidden_layers)
@@ -192,14 +200,20 @@ def plan_build(
         stored = _careful(stored, config.num_hidden_layers, downs)
     weights: Mapping[str, Weight] = {name: checkpoint_weight(checkpoint, name) for name in decoder_tensors(config)}
     embedding = weights[EMBEDDING]
-    smoothed = smoothing(config, weights) if calibrate and stored.bits <= 8 and target.rounds_inputs else None
+    smooths = calibrate and lora is None and stored.bits <= 8 and target.rounds_inputs
+    smoothed = smoothing(config, weights) if smooths else None
     used = smoothed.weights if smoothed else weights
     capacity = limits.max_kv_cache_capacity
 
+    room: list[AdapterRoom] = []  # one for each graph; all alike
+
     def make_graph(stored: Precision) -> Graph:
+        if lora is not None:
+            room.append(AdapterRoom(*lora))
         shared = SharedTensor(EMBEDDING_FILE, len(embedding_header(embedding.shape, stored.embedding)))
         graph = Graph(target, stored, capacity, {EMBEDDING: shared} if stored.embedding == stored.element else {})
-        build_decoder(graph, config, used, hidden_states)
+        graph.blocks = config.blocks
+        build_decoder(graph, config, used, hidden_states, room[-1] if room else None)
         return graph
 
     calibrated = calibrate and (stored.bits == 4 or smoothed is not None)
@@ -209,7 +223,7 @@ def plan_build(
         graph=graph,
         graph_files=lay_out(graph, config.family),
         embedding=embedding,
-        config=_engine_config(config, checkpoint.eos_token_ids, limits, stored),
+        config=_engine_config(config, checkpoint.eos_token_ids, limits, stored, room[-1].format if room else None),
         tokenizer_files=checkpoint.tokenizer_files(),
         make_graph=make_graph,
         calibration=Calibration(config, used, stored) if calibrated else None,
@@ -220,7 +234,11 @@ def plan_build(
 
 
 def _engine_config(
-    config: DecoderConfig, eos_token_ids: tuple[int, ...], limits: BuilderLimits, stored: Precision
+    config: DecoderConfig,
+    eos_token_ids: tuple[int, ...],
+    limits: BuilderLimits,
+    stored: Precision,
+    adapters: AdapterFormat | None,
 ) -> EngineConfig:
     return EngineConfig(
         model=config.name,
@@ -244,5 +262,6 @@ def _engine_config(
             "num_key_value_heads": config.num_key_value_heads,
             "head_dim": config.head_dim,
             "tie_word_embeddings": config.tied,
+            **({CONFIG_KEY: adapters.to_json()} if adapters is not None else {}),
         },
     )

@@ -125,6 +125,7 @@ class Graph:
     moments: dict[str, InputMoments] = field(default_factory=dict)  # of matrices, by name; needed when they are written
     products: list[Product] = field(default_factory=list)  # in order
     remembered: dict[str, Value] = field(default_factory=dict)  # what a lowering computes once and uses in every layer
+    blocks: bool = False  # some positions see each other in both directions: inputs tell what each of them sees
     _next: int = 0
 
     # the frame

@@ -48,6 +48,16 @@ class PlanOptions:
             raise CheckpointError(f"workspace is {self.workspace!r} bytes; want a whole number from 1 MB to 1 TB.")
 
 
+def check_lowering(lowering: str) -> tuple[int, int]:
+    """The oldest TensorRT that compiles plans of a lowering. :raises CheckpointError: it has no plan."""
+    oldest = LOWERINGS.get(lowering)
+    if oldest is None:
+        raise CheckpointError(
+            f"a plan is asked of the lowering {lowering!r}, which has none; want --lowering {' or '.join(LOWERINGS)}."
+        )
+    return oldest
+
+
 def check_compiler(lowering: str, precision: str, api: TensorRT | None = None) -> TensorRT:
     """TensorRT, once it is known to take such graphs; worth asking before one is built.
 
@@ -55,11 +65,7 @@ def check_compiler(lowering: str, precision: str, api: TensorRT | None = None) -
         installed one.
     :raises MissingPackageError: TensorRT is not installed.
     """
-    oldest = LOWERINGS.get(lowering)
-    if oldest is None:
-        raise CheckpointError(
-            f"a plan is asked of the lowering {lowering!r}, which has none; want --lowering {' or '.join(LOWERINGS)}."
-        )
+    oldest = check_lowering(lowering)
     api = api or TensorRT()
     if api.number < oldest:
         raise CheckpointError(

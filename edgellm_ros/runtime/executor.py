@@ -10,17 +10,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..adapter_format import AdapterFormat
 from ..backends.base import Backend, CacheLayout, SamplingRow
 from ..engine_format import EMBEDDING_FILE, EngineDirectory
-from ..errors import BackendError
 from ..vision.media import PromptMedia
+from .adapter_tensors import AdapterTensors
 from .engine_calls import EngineCall, EngineCalls
 from .engine_tensors import EngineTensors, cache_dtype, check_embeddings
 from .engine_work import EngineWork, StepObserver
+from .executor_start import record_decode_steps, run_every_batch_size
 from .row_media import RowMedia
 
 NOT_FINITE = -1  # the id that the sampler gives for logits that are not finite
-WARM_UP_LENGTH = 32  # tokens; enough to touch every kernel of a prefill, a fraction of the time of a whole chunk
 
 
 class ModelExecutor:
@@ -67,8 +68,16 @@ class ModelExecutor:
         # A block of positions that see each other is one chunk, however long it is.
         self.most_positions = self.limits.max_input_len if "attend_end" in self.engine.inputs else self.prefill_chunk
         positions = max(rows, self.most_positions, self.mixed_positions)
+        form = AdapterFormat.from_config(config.extra)
+        self.adapters = None if form is None else AdapterTensors(backend, self.engine, form, rows)
         self.tensors = EngineTensors(
-            backend, self.engine, config, positions=positions, rows=rows, wanted=max(rows, self.score_chunk)
+            backend,
+            self.engine,
+            config,
+            positions=positions,
+            rows=rows,
+            wanted=max(rows, self.score_chunk),
+            adapters=self.adapters,
         )
         check_embeddings(self.embeddings, config)
         self.calls = EngineCalls(
@@ -84,7 +93,9 @@ class ModelExecutor:
     def start_row(
         self, row: int, parameters: SamplingRow, prompt_ids: Sequence[int], media: PromptMedia | None = None
     ) -> None:
-        """Seat a sequence: its sampling state, and its media; its cache is filled by ``prefill``."""
+        """Seat a sequence, which uses no adapter yet: its sampling state and media; ``prefill`` fills its cache."""
+        if self.adapters is not None:
+            self.adapters.set_row(row, 0)
         self.sampler.set_row(row, parameters, prompt_ids, len(prompt_ids))
         self.media.start(row, media)
         self._standing = None
@@ -93,6 +104,8 @@ class ModelExecutor:
         """Move a sequence with ``length`` cached positions into another row."""
         self.cache.copy_row(source, destination, length)
         self.sampler.move_row(source, destination)
+        if self.adapters is not None:
+            self.adapters.move_row(source, destination)
         self.media.move(source, destination)
         self._standing = None
 
@@ -268,39 +281,16 @@ class ModelExecutor:
 
         Like ``warm_up``, only while no sequence is seated.
         """
-        capacity = self.limits.max_kv_cache_capacity
-        buckets = [self.engine.length_bucket(1)]
-        while 0 < buckets[-1] < capacity:
-            buckets.append(self.engine.length_bucket(buckets[-1] + 1))
-        for row in range(self.limits.max_batch_size):
-            self.start_row(row, SamplingRow(), [0])
-        recorded = True
-        try:
-            for batch in range(1, self.limits.max_batch_size + 1):
-                for bucket in buckets:
-                    self.decode([0] * batch, [max(0, bucket - 1)] * batch)
-                    recorded &= self.calls.get(batch, 1, 0, bucket).step.record()
-        except BackendError:
-            return False
-        return recorded
+        return record_decode_steps(self)
 
     def warm_up(self, max_batch_size: int = 0) -> None:
         """Run one prefill chunk and one decode step of each batch size, so that the first request finds all ready.
 
         ``max_batch_size`` leaves out larger batches than will be used; 0 takes the engine's.
 
-        Leaves nothing behind but garbage in cache slots that every sequence overwrites before it reads them.
-
         :raises BackendError: the engine failed.
         """
-        greedy = SamplingRow()
-        rows = min(max_batch_size or self.limits.max_batch_size, self.limits.max_batch_size)
-        length = min(WARM_UP_LENGTH, self.prefill_chunk, self.limits.max_kv_cache_capacity - 2)
-        for row in range(rows):
-            self.start_row(row, greedy, [0] * (length if row == 0 else 1))
-            self.prefill(row, [0] * (length if row == 0 else 1), 0)
-        for batch in range(1, rows + 1):
-            self.decode([0] * batch, [length, *[1] * (batch - 1)])
+        run_every_batch_size(self, min(max_batch_size or self.limits.max_batch_size, self.limits.max_batch_size))
 
     @property
     def engine_details(self) -> dict[str, str]:

@@ -56,8 +56,10 @@ class PrefixReuse:
         if self.context_cache is not None:
             sentence = "the context cache is on and reuses system prompts by itself; switch it off to keep them."
             return Refusal(RefusalCode.UNSUPPORTED, sentence)
-        if adapter:
-            return Refusal(RefusalCode.UNKNOWN_ADAPTER, f"adapter {adapter!r} is not loaded; load it first.")
+        try:
+            store.adapters.check(adapter)
+        except RequestError as error:
+            return error.refusal
         # Without a template a prompt begins with the tokens that begin any text.
         if store.save(prompt, adapter, add_special_tokens=store.tokenizer.chat_template is None):
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ..backends.base import Backend, EmbeddingTable
@@ -16,6 +17,7 @@ from .artifacts import ModelArtifacts, OpenedEngine, StepSizes
 from .context_cache import ContextCache, ContextCacheConfig, ContextCacheMetrics
 from .decoding.vanilla import VanillaDecoding
 from .hidden_states import HiddenStates, HiddenStatesView
+from .lora import Adapters
 from .media_marks import MediaFormat
 from .metrics import LLMGenerationMetrics, LLMPrefillMetrics, MultimodalMetrics, SpecDecodeGenerationMetrics
 from .prefix_reuse import PrefixReuse
@@ -39,6 +41,7 @@ class RankModel:
         threads: int,
         sizes: StepSizes,
         context_cache: ContextCacheConfig | None,
+        lora_weights: Mapping[str, Path | str] | None,
     ) -> None:
         if context_cache is not None and not isinstance(context_cache, ContextCacheConfig):
             raise EdgeLLMError(
@@ -49,14 +52,23 @@ class RankModel:
         self._engine = OpenedEngine.open(artifacts.directory, backend, threads, sizes)
         self.passed_over = self._engine.passed_over
         self.executor = self._engine.executor
+        tensors = self.executor.adapters
+        self.adapters = Adapters(tensors.form if tensors is not None else None, tensors)
+        try:
+            self.adapters.load_all(lora_weights or {})
+        except BaseException:
+            self._engine.close()
+            raise
         self._strategy = VanillaDecoding(self.executor, self.tokenizer)
         self._reuse = PrefixReuse(
             None
             if context_cache is None
             else ContextCache(context_cache, self.executor.cache, self._engine.backend.synchronize),
-            SystemPromptStore(self.executor, self.tokenizer),
+            SystemPromptStore(self.executor, self.tokenizer, self.adapters),
         )
-        self.admission = Admission(self.config, self.executor, self.tokenizer, self._strategy, self._reuse)
+        self.admission = Admission(
+            self.config, self.executor, self.tokenizer, self._strategy, self._reuse, self.adapters
+        )
         self.vision = None if artifacts.visual is None else self._open_vision(artifacts.visual)
         self._hidden_states = HiddenStates()
         self.action_noise_seed: int | None = None
@@ -109,6 +121,22 @@ class RankModel:
     def get_speculative_decoding_strategy_name(self) -> str:
         """``vanilla`` with no draft."""
         return self._strategy.name
+
+    def load_lora_weights(self, name: str, folder: Path | str) -> None:
+        """Load an adapter from a PEFT folder, beside the others or in place of the one of that name. From any thread.
+
+        :raises RequestError: the engine has no room for adapters, or the folder does not fit it.
+        :raises MisuseError: a sequence uses the adapter of that name.
+        """
+        self.adapters.load(name, folder)
+
+    def unload_lora_weights(self, name: str) -> None:
+        """Forget an adapter. From any thread.
+
+        :raises RequestError: none of that name is loaded.
+        :raises MisuseError: a sequence uses it.
+        """
+        self.adapters.unload(name)
 
     def get_prefill_metrics(self) -> LLMPrefillMetrics:
         """Live counters."""

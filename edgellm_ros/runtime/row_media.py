@@ -55,14 +55,12 @@ class RowMedia:
 
         A token sees what is before it and itself, and all of the block that it is in.
         """
-        first = np.arange(start, start + chunk, dtype=np.int32)
-        end = first + 1
+        end = np.arange(start + 1, start + chunk + 1, dtype=np.int32)
         media = self._media[row]
         for begin, stop in media.blocks if media is not None else ():
             low, high = max(begin - start, 0), max(stop - start, 0)
-            first[low:high] = np.minimum(first[low:high], begin)
             end[low:high] = np.maximum(end[low:high], stop)
-        return first[None], end[None]
+        return np.zeros((1, chunk), np.int32), end[None]
 
     def splice(self, row: int, start: int, end: int, views: Mapping[str, Tensor]) -> None:
         """Put the rows of images into the embeddings and deepstack planes of the chunk ``start`` to ``end``.
