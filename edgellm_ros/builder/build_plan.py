@@ -262,6 +262,7 @@ def _engine_config(
             "num_key_value_heads": config.num_key_value_heads,
             "head_dim": config.head_dim,
             "tie_word_embeddings": config.tied,
+            **({"sliding_window": config.window} if config.window else {}),
             **({CONFIG_KEY: adapters.to_json()} if adapters is not None else {}),
         },
     )

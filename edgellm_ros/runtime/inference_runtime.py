@@ -138,6 +138,7 @@ class LLMInferenceRuntime:
         return dataclasses.replace(
             placed,
             media=media,
+            visual_pruner=request.visual_pruner or self.rank.visual_pruner_config,
             pre_tokenized_input_ids=ids,
             formatted_requests=list(formatted),
             control_token_counts=list(counts),

@@ -11,11 +11,11 @@ from edgellm_ros.runtime.artifacts import ModelArtifacts
 from edgellm_ros.runtime.boundary import AdmitDecision, SlotSeed
 from edgellm_ros.runtime.metrics import MultimodalMetrics, SpecDecodeGenerationMetrics
 from edgellm_ros.runtime.parallel import DIMENSIONS, ParallelMapping
-from edgellm_ros.runtime.pruning import VisualPrunerConfig
 from edgellm_ros.runtime.rank_runtime import LLMRankRuntime
 from edgellm_ros.runtime.request import FinishReason, LLMGenerationResponse
 from edgellm_ros.runtime.session import GenerationSession
 from edgellm_ros.runtime.streaming import StreamChannel
+from edgellm_ros.vision.pruner import VisualPrunerConfig
 
 
 @pytest.fixture(scope="module")
