@@ -252,7 +252,7 @@ def test_what_is_not_built_is_refused_by_name(copy, tmp_path, what):
 
 
 def test_one_robot_of_several_must_be_named(tmp_path):
-    with pytest.raises(CheckpointError, match="for 2 robots .* want one of libero_sim, other_arm"):
+    with pytest.raises(CheckpointError, match=r"for 2 robots .* want one of libero_sim, other_arm"):
         build_engine(FOLDER, tmp_path / "engine")
 
 

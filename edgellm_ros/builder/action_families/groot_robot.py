@@ -36,7 +36,9 @@ class Robot:
 
     def dimensions(self, part: str, settings: PolicySettings, padded: int) -> Dimensions:
         """Of ``state`` or ``action``. :raises CheckpointError: the settings have another number of names or units."""
-        low, high, own = [], [], []
+        low: list[float] = []
+        high: list[float] = []
+        own: list[str] = []
         for name, (least, most) in self.groups[part].items():
             low, high = low + least, high + most
             own += [name] if len(least) == 1 else [f"{name}_{index}" for index in range(len(least))]
@@ -86,10 +88,11 @@ def _read(
         ("use_albumentations", True, "pictures are resized by areas"),
     ):
         require(kwargs, key, wanted, reason)
-    parts = {}
+    parts: dict[str, Mapping[str, Any]] = {}
     for part in ("video", "state", "action"):
-        parts[part] = robot.get(part)
-        keys = parts[part].get("modality_keys") if isinstance(parts[part], dict) else None
+        found = robot.get(part)
+        parts[part] = found if isinstance(found, dict) else {}
+        keys = parts[part].get("modality_keys")
         if not isinstance(keys, list) or not keys or not all(isinstance(key, str) for key in keys):
             raise CheckpointError(f"processor_config.json: {name} has the {part} {shown(keys)}; want a list of words.")
         for embedding in ("sin_cos_embedding_keys", "mean_std_embedding_keys"):

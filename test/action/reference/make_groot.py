@@ -72,7 +72,8 @@ class PatchProcessor:
         for row in text:
             parts = row.split("<|image_pad|>")
             counts = [int(np.prod(next(grids))) // 4 for _ in parts[1:]]
-            found.append(parts[0] + "".join("<|image_pad|>" * n + part for n, part in zip(counts, parts[1:])))
+            rest = ("<|image_pad|>" * n + part for n, part in zip(counts, parts[1:], strict=True))
+            found.append(parts[0] + "".join(rest))
         return {**self._words(found, return_tensors="pt"), **pixels}
 
 
@@ -164,7 +165,7 @@ def network(config: dict, words: PreTrainedTokenizerFast) -> torch.nn.Module:
     made = groot_n1_7.GR00TN17(groot_n1_7.GR00TN17Config(**config), load_backbone_weights=False).eval().float()
     with torch.no_grad():
         for name, tensor in made.named_parameters():
-            if "norm" in name and name.endswith("weight") and tensor.ndim == 1 or name.endswith("vlln.weight"):
+            if name.endswith("weight") and tensor.ndim == 1:
                 tensor.copy_(1 + 0.2 * torch.randn_like(tensor))
             elif tensor.ndim == 1 or name.endswith(".b"):
                 tensor.copy_(0.2 * torch.randn_like(tensor))
