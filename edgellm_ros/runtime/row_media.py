@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from ..backends.base import Backend, DataType, Tensor
 from ..engine_format import EngineConfig
+from ..errors import MisuseError
 from ..vision.media import EncodedMedia, MediaItem, PromptMedia
 from .engine_tensors import DEEPSTACK, EngineTensors
 
@@ -68,22 +69,33 @@ class RowMedia:
         :raises BackendError: the tower failed.
         """
         media = self._media[row]
-        found = [] if media is None else [
-            (placed, placed.places - start)
-            for placed in media.items
-            if placed.places[0] < end and placed.places[-1] >= start
-        ]  # fmt: skip
-        for placed, places in found:
-            assert self.encode is not None
-            encoded = self.encode(placed.item)
-            embeds = views["inputs_embeds"]
-            chunk, width = embeds.shape[1:]
-            index = self._backend.allocate(places.shape, DataType.INT32)
-            index.write(np.where((places >= 0) & (places < end - start), places, -1).astype(np.int32))
-            self._backend.splice_rows(encoded.embeddings, index, embeds.prefix((chunk, width)))
+        if media is None:
+            return
+        chunk, width = views["inputs_embeds"].shape[1:]
+        for encoded, index in self.splice_embeddings(media, start, end, views["inputs_embeds"]):
             for name, plane in zip(self._planes, encoded.planes, strict=True):
                 self._backend.splice_rows(plane, index, views[name].prefix((chunk, width)))
                 self._dirty = True
+
+    def splice_embeddings(
+        self, media: PromptMedia, start: int, end: int, embeds: Tensor
+    ) -> Iterator[tuple[EncodedMedia, Tensor]]:
+        """Put image rows into ``embeds`` [1,S,D], which begins at ``start``; each item that is there, and its places.
+
+        :raises BackendError: the tower failed.
+        """
+        for placed in media.items:
+            first, stop = placed.span
+            if first >= end or stop <= start:
+                continue
+            if self.encode is None:
+                raise MisuseError("a prompt has images and no tower was loaded for them.")
+            encoded = self.encode(placed.item)
+            within = (placed.places >= start) & (placed.places < end)
+            index = self._backend.allocate(within.shape, DataType.INT32)
+            index.write(np.where(within, placed.places - start, -1).astype(np.int32))
+            self._backend.splice_rows(encoded.embeddings, index, embeds.prefix(embeds.shape[1:]))
+            yield encoded, index
 
     def settle(self) -> None:
         """A chunk has run: what follows has no planes of an image unless it splices them itself."""
