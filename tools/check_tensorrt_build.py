@@ -123,7 +123,12 @@ def check(
         started = time.monotonic()
         checkpoint = write_random_checkpoint(Path(folder) / "checkpoint", config)
         engine = build_engine(
-            checkpoint, Path(folder) / "engine", precision=precision, limits=limits, lowering=lowering
+            checkpoint,
+            Path(folder) / "engine",
+            precision=precision,
+            limits=limits,
+            lowering=lowering,
+            calibrate=False,  # random weights, and no engine library to run them
         )
         written = time.monotonic()
         try:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ..adapter_format import free_sizes
 from .values import TensorSpec
 
 TOKENS = 5
@@ -59,8 +60,8 @@ class ProbeTokens:
                 value: np.ndarray = np.cos(angles) if name.startswith("rope_cos_") else np.sin(angles)
             elif name in known:
                 value = np.asarray(known[name])
-            else:  # an adapter index, planes of an image: nothing of the kind here
-                free = iter((batch, chunk, 1, 1))
+            else:  # adapters, planes of an image: nothing of the kind here
+                free = iter(free_sizes(name, batch, chunk))
                 value = np.zeros([next(free) if size == -1 else size for size in spec.shape])
             values[name] = value.astype(spec.dtype.numpy)
         return values

@@ -34,14 +34,21 @@ def _readable(count: int) -> str:
     return f"{count / 1e6:.0f} MB"
 
 
-def _check_place(output: Path, needed: int) -> None:
+def check_place(output: Path, needed: int) -> None:
+    """Whether ``needed`` bytes can become the engine directory ``output``, whose parents need not be there yet.
+
+    :raises EngineDirectoryError: no room, or ``output`` is or holds something else; a parent is a file, or closed.
+    """
+    parent = next(folder for folder in output.parents if folder.exists())
+    if not os.access(parent, os.W_OK | os.X_OK) or not parent.is_dir():
+        raise EngineDirectoryError(f"{output} cannot be written (no folder may be made in {parent}); check the place.")
     if output.is_symlink() or (output.exists() and not output.is_dir()):
         raise EngineDirectoryError(f"{output} is not a folder; choose another place for the engine directory.")
     if output.is_dir() and any(output.iterdir()) and not (output / MANIFEST_FILE).is_file():
         raise EngineDirectoryError(
             f"{output} holds files that are no engine directory; choose another place, or empty it."
         )
-    free = shutil.disk_usage(output.parent).free
+    free = shutil.disk_usage(parent).free
     if free < needed + SPARE_BYTES:
         raise EngineDirectoryError(
             f"{output.parent} has {_readable(free)} free; want {_readable(needed + SPARE_BYTES)} for the engine "
@@ -79,7 +86,7 @@ def _put_in_place(temporary: Path, output: Path, fingerprint: str) -> None:
         if not output.exists():
             temporary.rename(output)
         else:
-            _check_place(output, 0)
+            check_place(output, 0)
             # the old one takes the temporary folder's fate: removed when the build is over
             retired = temporary.with_name(temporary.name + "-replaced")
             output.rename(retired)
@@ -105,7 +112,7 @@ def writing(output: Path, fingerprint: str, needed: int) -> Iterator[Path]:
     lock = -1
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        _check_place(output, needed)
+        check_place(output, needed)
         with _parent_lock(output):  # else a rival could take a folder for abandoned before its lock is held
             _remove_abandoned(output)
             temporary.mkdir()

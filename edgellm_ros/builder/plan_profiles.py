@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..adapter_format import MASK
 from ..engine_format import BuilderLimits
 from ..errors import BackendError
 
@@ -40,6 +41,10 @@ def profile_ranges(name: str, shape: Shape, limits: BuilderLimits, chunk: str) -
 def _dimensions(name: str, shape: Shape) -> tuple[str, ...]:
     if name in ("past_length", "query_length"):
         return ("batch",)
+    if name == MASK:
+        return "batch", "adapters"
+    if name.startswith(("lora_a_", "lora_b_")):
+        return "adapters", "width"
     if name == "last_token_index":
         return "batch", "rows"
     if name == "inputs_embeds" or name.startswith(("rope_cos_", "rope_sin_")):

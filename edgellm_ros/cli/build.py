@@ -7,12 +7,13 @@ import signal
 import sys
 import time
 from types import FrameType
+from typing import Any
 
 from ..builder.build import Progress, build_engine
+from ..builder.build_check import check_build
 from ..builder.build_plan import DEFAULT_BATCH, DEFAULT_CAPACITY, DEFAULT_INPUT
 from ..builder.lowerings import LOWERINGS
-from ..builder.tensorrt_build import DEFAULT_WORKSPACE, PlanOptions, compile_plan
-from ..builder.tensorrt_build import LOWERINGS as PLAN_LOWERINGS
+from ..builder.tensorrt_build import DEFAULT_WORKSPACE, PlanOptions, check_compiler, check_lowering, compile_plan
 from ..builder.wheel_models import WHEEL_MODELS
 from ..engine_format import BuilderLimits
 from ..errors import CheckpointError
@@ -41,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--text-only", action="store_true", help="leave the image tower of the model out")
     parser.add_argument(
+        "--check",
+        action="store_true",
+        help="say what would be built, and the disk and memory that it takes; read no weights and write nothing",
+    )
+    parser.add_argument(
         "--lowering", default="onnxruntime", choices=list(LOWERINGS), help="engine library that runs it"
     )
     parser.add_argument(
@@ -60,6 +66,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="LAYER",
         help="let the engine give the states of this layer too, from 1 on; may be repeated",
+    )
+    parser.add_argument("--lora-rank", type=int, metavar="R", help="leave room for LoRA adapters of up to this rank")
+    parser.add_argument(
+        "--lora-slots", type=int, metavar="N", help="adapters that one batch may use at most, with --lora-rank (4)"
+    )
+    parser.add_argument(
+        "--weightless",
+        action="store_true",
+        help="leave the weights in CHECKPOINT (a folder; fp32), which the runtime then needs too",
     )
     parser.add_argument(
         "--random-weights",
@@ -125,10 +140,10 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Build; 0 when the directory stands. A termination leaves as little behind as an interrupt."""
     limits = _limits(arguments)
-    if arguments.plan and arguments.lowering not in PLAN_LOWERINGS:
-        raise CheckpointError(
-            f"--plan is given with the lowering {arguments.lowering!r}; want --lowering {' or '.join(PLAN_LOWERINGS)}."
-        )
+    if arguments.plan:
+        check_lowering(arguments.lowering)
+    if arguments.lora_slots is not None and arguments.lora_rank is None:
+        raise CheckpointError("--lora-slots is given without --lora-rank; add it.")
     signal.signal(signal.SIGTERM, _terminate)
     line = ProgressLine()
     start = time.monotonic()
@@ -139,23 +154,27 @@ def run(arguments: argparse.Namespace) -> int:
         skipped = state.stage == "already built"
         line(state)
 
+    settings: dict[str, Any] = {
+        "precision": arguments.precision,
+        "limits": limits,
+        "lowering": arguments.lowering,
+        "block_size": arguments.block_size,
+        "calibrate": not arguments.no_calibration,
+        "vision_precision": arguments.vision_precision,
+        "text_only": arguments.text_only,
+        "hidden_states": arguments.hidden_states,
+        "weightless": arguments.weightless,
+        "lora": None if arguments.lora_rank is None else (arguments.lora_rank, arguments.lora_slots or 4),
+        "random_seed": arguments.seed if arguments.random_weights else None,
+    }
+    if arguments.check:
+        print("\n".join(check_build(arguments.checkpoint, arguments.output, **settings).lines()))
+        return 0
+    api = check_compiler(arguments.lowering, arguments.precision) if arguments.plan else None
     try:
-        path = build_engine(
-            arguments.checkpoint,
-            arguments.output,
-            precision=arguments.precision,
-            limits=limits,
-            progress=progress,
-            lowering=arguments.lowering,
-            block_size=arguments.block_size,
-            calibrate=not arguments.no_calibration,
-            vision_precision=arguments.vision_precision,
-            text_only=arguments.text_only,
-            hidden_states=arguments.hidden_states,
-            random_seed=arguments.seed if arguments.random_weights else None,
-        )
-        if arguments.plan:
-            compile_plan(path, PlanOptions(arguments.workspace << 20), line.plan)
+        path = build_engine(arguments.checkpoint, arguments.output, progress=progress, **settings)
+        if api is not None:
+            compile_plan(path, PlanOptions(arguments.workspace << 20), line.plan, api=api)
     finally:
         line.close()
     done = "was built already" if skipped else f"built in {time.monotonic() - start:.1f} s"

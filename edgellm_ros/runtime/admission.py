@@ -11,12 +11,14 @@ from .decoding.strategy import Accepted, DecodingStrategy
 from .executor import ModelExecutor
 from .generation import GenerationContext, RankLostError
 from .guided import GuideCompiler
+from .lora import Adapters
 from .metrics import LLMGenerationMetrics, LLMPrefillMetrics, SpecDecodeGenerationMetrics
 from .prefix_reuse import PrefixReuse
 from .request import LLMGenerationRequest
-from .seeds import check_prompt, check_request, make_seed, token_budget
+from .seeds import adapter_name, check_prompt, check_request, make_seed, token_budget
 from .sequence import EndRules, Sequence
 from .stage_times import StageTimes
+from .token_pruning import TokenPruner
 from .tokenizer import Tokenizer
 
 
@@ -30,12 +32,16 @@ class Admission:
         tokenizer: Tokenizer,
         strategy: DecodingStrategy,
         reuse: PrefixReuse,
+        pruner: TokenPruner,
+        adapters: Adapters,
     ) -> None:
         self.config = config
         self.executor = executor
         self.tokenizer = tokenizer
         self.strategy = strategy
         self.reuse = reuse
+        self.pruner = pruner
+        self.adapters = adapters
         self.prefill_metrics = LLMPrefillMetrics()
         self.generation_metrics = LLMGenerationMetrics()
         self.spec_decode_metrics = SpecDecodeGenerationMetrics()
@@ -66,14 +72,16 @@ class Admission:
                 "the request was not tokenised; prepare it, or give one list of ids per sequence.",
                 RefusalCode.UNPREPARED,
             )
-        seed = make_seed(request, index, original_index, queued)
+        generation = self.adapters.generation(adapter_name(request, request.requests[index]))
+        seed = make_seed(request, index, original_index, queued, generation, self.pruner.config)
         self.check_seed(seed)
         return seed
 
     def check_seed(self, seed: SlotSeed) -> None:
-        """:raises RequestError: its prompt is empty, too long, foreign to the vocabulary, or leaves no room; or its
-        guide does not compile (``MissingPackageError``: the compiler is not installed).
+        """:raises RequestError: its prompt is empty, too long, foreign to the vocabulary, or leaves no room; its
+        adapter is not loaded; or its guide does not compile (``MissingPackageError``: there is no compiler).
         """
+        self.adapters.check(seed.lora_weights_name)
         check_prompt(seed.prompt_ids, self.config.limits, self.config.vocab_size)
         self._budget(seed)
         if seed.guided_decoding is not None:
@@ -91,8 +99,27 @@ class Admission:
         return token_budget(len(seed.prompt_ids), seed.max_generate_length, self.config.limits, headroom)
 
     def seat(self, sequence: Sequence, row: int) -> None:
-        """Give a sequence its sampling state in a row."""
+        """Give a sequence its sampling state in a row, and its adapter.
+
+        :raises RequestError: all places for adapters are in use.
+        """
         self.executor.start_row(row, sequence.sampling_row(), sequence.seed.prompt_ids, sequence.seed.media)
+        self.adapters.seat(sequence.seed.lora_weights_name, row)
+
+    def begin(self, sequence: Sequence, row: int) -> bool:
+        """Called before the first chunk of a prompt, once: it is pruned, and its row holds what is known of it.
+
+        False where the sequence has ended instead.
+        """
+        if not sequence.prompt_begun:
+            try:
+                seed, report = self.pruner.prune(sequence.seed)
+            except (BackendError, RequestError) as error:
+                sequence.fail(error.refusal)
+                return False
+            sequence.take_pruned(seed, report)
+            self.executor.media.start(row, seed.media)
+        return self.reuse.begin(sequence, row)
 
     def prefill_chunk(
         self, context: GenerationContext, sequence: Sequence, row: int, *, joining: bool = False

@@ -48,14 +48,14 @@ class EngineCall:
         self.last_token_index.write(last_token_index)
         if self.attend is not None:
             if attend is None:
-                first = past_length[:, None] + np.arange(token_ids.shape[1], dtype=np.int32)
-                attend = (first, first + 1)
+                end = past_length[:, None] + np.arange(1, token_ids.shape[1] + 1, dtype=np.int32)
+                attend = (np.zeros_like(end), end)
             for view, values in zip(self.attend, attend, strict=True):
                 view.write(values)
 
 
 class EngineCalls:
-    """Makes calls and keeps them under (batch, chunk, first row, length bucket, wanted logits)."""
+    """Makes calls and keeps them under (batch, chunk, first row, length bucket, wanted logits, rows of adapters)."""
 
     def __init__(
         self,
@@ -72,20 +72,27 @@ class EngineCalls:
         self._embeddings = embeddings
         self._sampler = sampler
         self._whole_chunk = whole_chunk
-        self.made: dict[tuple[int, int, int, int, int], EngineCall] = {}
+        self.made: dict[tuple[int, int, int, int, int, int], EngineCall] = {}
 
     def get(self, batch: int, chunk: int, first_row: int, positions: int, wanted: int = 1) -> EngineCall:
-        """The call of rows ``first_row`` .. ``first_row + batch - 1`` that leaves at most ``positions`` in each."""
-        key = (batch, chunk, first_row, self._engine.length_bucket(positions), wanted)
+        """The call of rows ``first_row`` .. ``first_row + batch - 1`` that leaves at most ``positions`` in each.
+
+        It is to run next: what it needs to know of the rows' adapters is written now.
+        """
+        adapters = self._tensors.adapters
+        rows = 0 if adapters is None else adapters.rows_in_use(first_row, batch)
+        key = (batch, chunk, first_row, self._engine.length_bucket(positions), wanted, rows)
         call = self.made.get(key)
         if call is None:
             call = self.made[key] = self._make(*key)
+        if adapters is not None:
+            adapters.write_mask(first_row, batch, rows)
         return call
 
-    def _make(self, batch: int, chunk: int, first_row: int, bucket: int, wanted: int) -> EngineCall:
-        key = (batch, chunk, first_row, bucket, wanted)
+    def _make(self, batch: int, chunk: int, first_row: int, bucket: int, wanted: int, adapter_rows: int) -> EngineCall:
+        key = (batch, chunk, first_row, bucket, wanted, adapter_rows)
         tensors = self._tensors
-        shapes = tensors.shapes(batch, chunk, wanted)
+        shapes = tensors.shapes(batch, chunk, wanted, adapter_rows)
         token_ids = tensors.token_ids.prefix((batch, chunk))
         positions = tensors.positions.prefix((batch, chunk))
         embeds = tensors.bound["inputs_embeds"].prefix(shapes["inputs_embeds"])
@@ -96,9 +103,9 @@ class EngineCalls:
         backend, engine, table, sampler = self._backend, self._engine, self._embeddings, self._sampler
         rows = range(batch)
 
-        views = {name: tensors.bound[name].prefix(shape) for name, shape in shapes.items()}
+        views = {name: tensor.prefix(shapes[name]) for name, tensor in tensors.bound.items()}
         attend = (views["attend_start"], views["attend_end"]) if "attend_end" in views else None
-        advanced = (positions, past_length, *(attend or ()))
+        advanced = (positions, past_length, *(attend[1:] if attend is not None else ()))
 
         def gather() -> None:
             backend.gather_embeddings(table, token_ids, embeds)

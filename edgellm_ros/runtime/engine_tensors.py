@@ -8,6 +8,7 @@ from enum import Enum
 from ..backends.base import Backend, DataType, EmbeddingTable, Engine, RopeKind, Tensor
 from ..engine_format import EMBEDDING_FILE, EngineConfig
 from ..errors import EngineDirectoryError
+from .adapter_tensors import AdapterTensors
 
 HIDDEN_STATES = "hidden_states_"  # before the number of a layer
 DEEPSTACK = "deepstack_"  # before the number of a plane
@@ -62,12 +63,22 @@ class EngineTensors:
     """
 
     def __init__(
-        self, backend: Backend, engine: Engine, config: EngineConfig, *, positions: int, rows: int, wanted: int
+        self,
+        backend: Backend,
+        engine: Engine,
+        config: EngineConfig,
+        *,
+        positions: int,
+        rows: int,
+        wanted: int,
+        adapters: AdapterTensors | None = None,
     ) -> None:
         self._backend = backend
+        self.adapters = adapters
         forms = tensor_forms(config)
-        _check_names(engine, forms)
-        self.forms = {name: forms[name] for name in (*engine.inputs, *engine.outputs)}
+        names = {*engine.inputs, *engine.outputs} - (adapters.names if adapters is not None else set())
+        _check_names(engine, forms, names)
+        self.forms = {name: form for name, form in forms.items() if name in names}
         self.bound: dict[str, Tensor] = {}
         for name, form in self.forms.items():
             most = {Per.POSITION: positions, Per.ROW: rows, Per.WANTED: wanted}[form.per]
@@ -85,9 +96,10 @@ class EngineTensors:
         """Layers whose states the engine gives, from 1 on."""
         return tuple(sorted(int(name.removeprefix(HIDDEN_STATES)) for name in self.bound if HIDDEN_STATES in name))
 
-    def shapes(self, batch: int, chunk: int, wanted: int) -> dict[str, tuple[int, ...]]:
-        """The shape of every bound tensor in a call."""
-        return {name: form.shape(batch, chunk, wanted) for name, form in self.forms.items()}
+    def shapes(self, batch: int, chunk: int, wanted: int, adapter_rows: int = 0) -> dict[str, tuple[int, ...]]:
+        """The shape of every bound tensor in a call that reads so many rows of the adapters."""
+        shapes = {name: form.shape(batch, chunk, wanted) for name, form in self.forms.items()}
+        return shapes if self.adapters is None else shapes | self.adapters.shapes(batch, adapter_rows)
 
     def view(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A bound int32 tensor as one of ``shape``; where the graph has none of that name, its values go nowhere."""
@@ -95,8 +107,8 @@ class EngineTensors:
         return (tensor or self._backend.allocate(shape, DataType.INT32)).prefix(shape)
 
 
-def _check_names(engine: Engine, forms: dict[str, Form]) -> None:
-    unknown = sorted({*engine.inputs, *engine.outputs} - set(forms))
+def _check_names(engine: Engine, forms: dict[str, Form], names: set[str]) -> None:
+    unknown = sorted(names - set(forms))
     if unknown:
         raise EngineDirectoryError(
             f"the graph has {unknown[0]!r}, which this version does not serve; build the engine directory again."
@@ -104,7 +116,7 @@ def _check_names(engine: Engine, forms: dict[str, Form]) -> None:
     if "logits" not in engine.outputs:
         raise EngineDirectoryError("the graph has no output 'logits'; build the engine directory again.")
     for name, spec in {**engine.inputs, **engine.outputs}.items():
-        width = forms[name].width
+        width = forms[name].width if name in names else 0
         if len(spec.shape) == 3 and spec.shape[2] not in (-1, width):
             raise EngineDirectoryError(
                 f"{name!r} of the graph holds {spec.shape[2]} numbers a position and config.json wants {width}; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,10 @@ class LLMInferenceRuntime:
         threads: int = 0,
         prefill_chunk: int = 256,
         context_cache: ContextCacheConfig | None = None,
+        lora_weights: Mapping[str, Path | str] | None = None,
         join_chunk: int = 64,
         mixed_positions: int | None = None,
+        checkpoint_dir: Path | str | None = None,
     ) -> None:
         start = time.monotonic()
         self.rank = LLMRankRuntime(
@@ -54,8 +57,10 @@ class LLMInferenceRuntime:
             threads=threads,
             prefill_chunk=prefill_chunk,
             context_cache=context_cache,
+            lora_weights=lora_weights,
             join_chunk=join_chunk,
             mixed_positions=mixed_positions,
+            checkpoint_dir=checkpoint_dir,
         )
         self.last_refusal: Refusal | None = None
         self._load_seconds = time.monotonic() - start
@@ -135,6 +140,7 @@ class LLMInferenceRuntime:
         return dataclasses.replace(
             placed,
             media=media,
+            visual_pruner=request.visual_pruner or self.rank.visual_pruner_config,
             pre_tokenized_input_ids=ids,
             formatted_requests=list(formatted),
             control_token_counts=list(counts),
@@ -207,6 +213,7 @@ class LLMInferenceRuntime:
             "prefill_chunk": self.rank.executor.prefill_chunk,
             "join_chunk": self.rank.executor.join_chunk,
             "mixed_positions": self.rank.executor.mixed_positions,
+            "adapters": list(self.rank.adapters.names),
             "chat_template": self.tokenizer.chat_template is not None,
             "load_seconds": self._load_seconds,
             "memory": dict(self.rank.backend.memory()),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ..backends.base import Backend, EmbeddingTable
 from ..engine_format import EngineConfig, EngineDirectory, Manifest
 from ..errors import EdgeLLMError, MisuseError, RefusalCode
 from ..json_values import shown
+from ..vision.pruner import VisualPrunerConfig
 from ..vision.runner import VisionRunner
 from ..vision.visual_directory import VisualDirectory
 from .admission import Admission
@@ -16,13 +18,14 @@ from .artifacts import ModelArtifacts, OpenedEngine, StepSizes
 from .context_cache import ContextCache, ContextCacheConfig, ContextCacheMetrics
 from .decoding.vanilla import VanillaDecoding
 from .hidden_states import HiddenStates, HiddenStatesView
+from .lora import Adapters
 from .media_marks import MediaFormat
 from .metrics import LLMGenerationMetrics, LLMPrefillMetrics, MultimodalMetrics, SpecDecodeGenerationMetrics
 from .prefix_reuse import PrefixReuse
-from .pruning import VisualPrunerConfig
 from .request import check_number
 from .stage_times import StageTime
 from .system_prompt import SystemPromptStore
+from .token_pruning import TokenPruner
 
 
 class RankModel:
@@ -39,6 +42,7 @@ class RankModel:
         threads: int,
         sizes: StepSizes,
         context_cache: ContextCacheConfig | None,
+        lora_weights: Mapping[str, Path | str] | None,
     ) -> None:
         if context_cache is not None and not isinstance(context_cache, ContextCacheConfig):
             raise EdgeLLMError(
@@ -46,21 +50,32 @@ class RankModel:
             )
         self._directory = artifacts.directory
         self.tokenizer = artifacts.tokenizer
-        self._engine = OpenedEngine.open(artifacts.directory, backend, threads, sizes)
+        self._engine = OpenedEngine.open(artifacts, backend, threads, sizes)
         self.passed_over = self._engine.passed_over
         self.executor = self._engine.executor
+        tensors = self.executor.adapters
+        self.adapters = Adapters(tensors.form if tensors is not None else None, tensors)
+        try:
+            self.adapters.load_all(lora_weights or {})
+        except BaseException:
+            self._engine.close()
+            raise
         self._strategy = VanillaDecoding(self.executor, self.tokenizer)
         self._reuse = PrefixReuse(
             None
             if context_cache is None
             else ContextCache(context_cache, self.executor.cache, self._engine.backend.synchronize),
-            SystemPromptStore(self.executor, self.tokenizer),
+            SystemPromptStore(self.executor, self.tokenizer, self.adapters),
         )
-        self.admission = Admission(self.config, self.executor, self.tokenizer, self._strategy, self._reuse)
+        executor, backend = self.executor, self._engine.backend
+        window = bool(executor.engine.capabilities.window or self.config.extra.get("sliding_window"))
+        self._pruner = TokenPruner(backend, executor.embeddings, executor.media, window=window)
+        self.admission = Admission(
+            self.config, executor, self.tokenizer, self._strategy, self._reuse, self._pruner, self.adapters
+        )
         self.vision = None if artifacts.visual is None else self._open_vision(artifacts.visual)
         self._hidden_states = HiddenStates()
         self.action_noise_seed: int | None = None
-        self.visual_pruner_config = VisualPrunerConfig()
 
     def _open_vision(self, directory: VisualDirectory) -> VisionRunner:
         try:
@@ -110,6 +125,22 @@ class RankModel:
         """``vanilla`` with no draft."""
         return self._strategy.name
 
+    def load_lora_weights(self, name: str, folder: Path | str) -> None:
+        """Load an adapter from a PEFT folder, beside the others or in place of the one of that name. From any thread.
+
+        :raises RequestError: the engine has no room for adapters, or the folder does not fit it.
+        :raises MisuseError: a sequence uses the adapter of that name.
+        """
+        self.adapters.load(name, folder)
+
+    def unload_lora_weights(self, name: str) -> None:
+        """Forget an adapter. From any thread.
+
+        :raises RequestError: none of that name is loaded.
+        :raises MisuseError: a sequence uses it.
+        """
+        self.adapters.unload(name)
+
     def get_prefill_metrics(self) -> LLMPrefillMetrics:
         """Live counters."""
         return self.admission.prefill_metrics
@@ -146,7 +177,11 @@ class RankModel:
         if self.vision is None:
             return MultimodalMetrics()
         counts = self.vision.metrics
-        return MultimodalMetrics(total_images=counts.images, total_image_tokens=counts.image_tokens)
+        return MultimodalMetrics(
+            total_images=counts.images,
+            total_image_tokens=counts.image_tokens,
+            pruned_image_tokens=self._pruner.pruned_tokens,
+        )
 
     def get_base_model_hidden_states(self, layer: int) -> HiddenStatesView | None:
         """The last request's ``layer`` (0: input embeddings); None unless it asked with ``output_thinker_embeddings``.
@@ -176,16 +211,21 @@ class RankModel:
         self.action_noise_seed = seed
 
     def set_visual_pruner_config(self, config: VisualPrunerConfig | Mapping[str, Any]) -> None:
-        """Which image tokens to leave out; where there is no vision engine nothing is, see ``visual_pruner_active``.
+        """Which image tokens to leave out of requests that come from now on and say nothing themselves.
 
         :raises EdgeLLMError: an unknown name, algorithm or number out of range; the old one stays then.
         """
-        self.visual_pruner_config = VisualPrunerConfig.of(config)
+        self._pruner.config = VisualPrunerConfig.of(config)
+
+    @property
+    def visual_pruner_config(self) -> VisualPrunerConfig:
+        """What was set last."""
+        return self._pruner.config
 
     @property
     def visual_pruner_active(self) -> bool:
-        """False: without a vision engine there is nothing to leave out, whatever the configuration says."""
-        return False
+        """Whether it can have an effect: there is a tower, it is enabled, and no layer has a sliding window."""
+        return self.vision is not None and self._pruner.config.enabled and not self._pruner.window
 
     def _check_hidden_layer(self, layer: int) -> None:
         layers = self.executor.hidden_layers

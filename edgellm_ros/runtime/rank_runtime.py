@@ -65,18 +65,17 @@ class LLMRankRuntime(RankModel):
         mixed_positions: int | None = None,
     ) -> None:
         sizes = StepSizes(prefill_chunk, join_chunk, mixed_positions)
-        refuse_unserved(
-            lora_weights=lora_weights,
-            drafting_config=drafting_config,
-            checkpoint_dir=checkpoint_dir,
-            draft_checkpoint_dir=draft_checkpoint_dir,
-        )
+        refuse_unserved(drafting_config=drafting_config, draft_checkpoint_dir=draft_checkpoint_dir)
         self._mapping = ParallelMapping.of(mapping)
         self._mapping.check_single_rank()
         artifacts = ModelArtifacts.load(
-            engine_dir, multimodal_engine_dir, tokenizer=tokenizer, chat_template=chat_template
+            engine_dir,
+            multimodal_engine_dir,
+            tokenizer=tokenizer,
+            chat_template=chat_template,
+            checkpoint_dir=checkpoint_dir,
         )
-        self._start(artifacts, backend, threads, sizes, context_cache)
+        self._start(artifacts, backend, threads, sizes, context_cache, lora_weights)
 
     @classmethod
     def from_artifacts(
@@ -95,11 +94,11 @@ class LLMRankRuntime(RankModel):
     ) -> LLMRankRuntime:
         """The same of artifacts that are loaded already, which then belong to the runtime; raises alike."""
         sizes = StepSizes(prefill_chunk, join_chunk, mixed_positions)
-        refuse_unserved(lora_weights=lora_weights, drafting_config=drafting_config)
+        refuse_unserved(drafting_config=drafting_config)
         runtime = cls.__new__(cls)
         runtime._mapping = ParallelMapping.of(mapping)
         runtime._mapping.check_single_rank()
-        runtime._start(artifacts, backend, threads, sizes, context_cache)
+        runtime._start(artifacts, backend, threads, sizes, context_cache, lora_weights)
         return runtime
 
     def _start(
@@ -109,8 +108,9 @@ class LLMRankRuntime(RankModel):
         threads: int,
         sizes: StepSizes,
         context_cache: ContextCacheConfig | None,
+        lora_weights: Mapping[str, Path | str] | None,
     ) -> None:
-        super().__init__(artifacts, backend, threads, sizes, context_cache)
+        super().__init__(artifacts, backend, threads, sizes, context_cache, lora_weights)
         self._latch = threading.Lock()
         self._open: SteppedGeneration | None = None
         self._closed = False
@@ -276,6 +276,7 @@ class LLMRankRuntime(RankModel):
         for sequence in generation.context.sequences:
             if sequence.generate_length:
                 self.admission.record(sequence.result(generation.context.generation_round))
+        self.adapters.release_all()
         self._open = None
 
     @property

@@ -17,6 +17,7 @@ def evict_finished(context: GenerationContext, admission: Admission) -> None:
         admission.reuse.keep_sequence(sequence, row)
         result = sequence.result(context.generation_round)
         admission.record(result)
+        admission.adapters.release(sequence.seed.lora_weights_name)
         context.completed[result.original_index] = result
         hole = row
         if sequence in context.prefilling:

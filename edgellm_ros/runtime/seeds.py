@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..engine_format import BuilderLimits
 from ..errors import InputTooLongError, RefusalCode, RequestError
-from ..json_values import shown
+from ..vision.pruner import VisualPrunerConfig
 from .boundary import SlotSeed
 from .cache_policy import CachePolicy, CacheScope
 from .media_prompt import lookup_policy, media_spans
@@ -34,11 +34,6 @@ def check_request(request: LLMGenerationRequest, limits: BuilderLimits, vocab_si
         for token in item.logit_bias:
             if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
                 raise RequestError(f"logit_bias names the id {token!r}; want one of 0..{vocab_size - 1}.")
-        if adapter_name(request, item):
-            raise RequestError(
-                f"adapter {shown(adapter_name(request, item))} is not loaded; leave lora_weights_name empty.",
-                RefusalCode.UNKNOWN_ADAPTER,
-            )
     check_channels(request)
 
 
@@ -94,8 +89,17 @@ def token_budget(prompt_length: int, wanted: int, limits: BuilderLimits, headroo
     return min(wanted, room)
 
 
-def make_seed(request: LLMGenerationRequest, index: int, original_index: int, queued: float = 0.0) -> SlotSeed:
-    """Everything one sequence of a prepared request brings; its own fields win over the batch's."""
+def make_seed(
+    request: LLMGenerationRequest,
+    index: int,
+    original_index: int,
+    queued: float = 0.0,
+    adapter_generation: int = 0,
+    visual_pruner: VisualPrunerConfig | None = None,
+) -> SlotSeed:
+    """Everything one sequence of a prepared request brings; its own fields win over the batch's, and those over
+    ``visual_pruner``.
+    """
     item = request.requests[index]
     media = request.media[index] if index < len(request.media) else None
     return SlotSeed(
@@ -121,10 +125,11 @@ def make_seed(request: LLMGenerationRequest, index: int, original_index: int, qu
             lookup=lookup_policy(media) or item.context_cache_lookup_policy or request.context_cache_lookup_policy,
             commit=request.context_cache_commit_policy,
             replay_tail_length=max(0, request.context_cache_replay_tail_length),
-            scope=CacheScope(adapter=adapter_name(request, item)),
+            scope=CacheScope(adapter_name(request, item), adapter_generation),
             media=media_spans(media),
         ),
         media=media,
+        visual_pruner=request.visual_pruner or visual_pruner or VisualPrunerConfig(),
         queued=queued,
     )
 

@@ -108,7 +108,7 @@ class GenerationSession:
         context = self._context
         while context.prefilling:
             sequence = context.prefilling[0]
-            if self._admission.reuse.begin(sequence, context.sequences.index(sequence)):
+            if self._admission.begin(sequence, context.sequences.index(sequence)):
                 return
             sequence.emit()
             self._evict()
@@ -247,11 +247,18 @@ class GenerationSession:
             raise RequestError(f"index {seed.original_index} or request id {request_id} is in use; want new ones.")
         if len(context.sequences) >= self._admission.config.limits.max_batch_size:
             return AdmitDecision.NO_CAPACITY
+        adapters = self._admission.adapters
+        if not adapters.available(seed.lora_weights_name):
+            return AdmitDecision.NO_CAPACITY
         sequence = self._admission.new_sequence(seed, request_id)
         row = len(context.sequences)
         self._admission.seat(sequence, row)
         sequence.start(time.monotonic(), context.generation_round)
-        sequence.attach()  # last, for another thread can see it
+        try:
+            sequence.attach()  # last, for another thread can see it
+        except RequestError:
+            adapters.release(seed.lora_weights_name)
+            raise
         context.sequences.append(sequence)
         context.prefilling.append(sequence)
         return AdmitDecision.ADMITTED

@@ -11,6 +11,7 @@ from ..errors import BackendError
 from .block_store import BLOCK_TOKENS
 from .boundary import SlotSeed
 from .executor import ModelExecutor
+from .lora import Adapters
 from .tokenizer import Tokenizer
 
 _LOG = logging.getLogger(__name__)
@@ -27,10 +28,11 @@ class SavedPrompt:
 class SystemPromptStore:
     """Belongs to the thread that drives the runtime. Entries go by exact text and adapter, and none is ever dropped."""
 
-    def __init__(self, executor: ModelExecutor, tokenizer: Tokenizer) -> None:
+    def __init__(self, executor: ModelExecutor, tokenizer: Tokenizer, adapters: Adapters) -> None:
         self._executor = executor
+        self.adapters = adapters
         self.tokenizer = tokenizer
-        self._saved: dict[tuple[str, str], SavedPrompt] = {}
+        self._saved: dict[tuple[str, str, int], SavedPrompt] = {}
 
     def __len__(self) -> int:
         return len(self._saved)
@@ -48,16 +50,21 @@ class SystemPromptStore:
 
         :raises BackendError: the engine or the copy failed.
         """
-        if not prompt or (prompt, adapter) in self._saved:
+        key = (prompt, adapter, self.adapters.generation(adapter))
+        if not prompt or key in self._saved:
             return True
         ids = tuple(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
         executor = self._executor
         if not ids or len(ids) > self.max_tokens:
             return False
         executor.start_row(0, SamplingRow(), ids)
-        done = 0
-        while done < len(ids):
-            done, _ = executor.prefill(0, ids, done)
+        self.adapters.seat(adapter, 0)
+        try:
+            done = 0
+            while done < len(ids):
+                done, _ = executor.prefill(0, ids, done)
+        finally:
+            self.adapters.release(adapter)
         try:
             pieces = [
                 executor.cache.export_block(0, start, min(BLOCK_TOKENS, len(ids) - start))
@@ -65,7 +72,7 @@ class SystemPromptStore:
             ]
         except Exception as error:
             raise BackendError(f"a system prompt could not be copied: {type(error).__name__}: {error}") from error
-        self._saved[prompt, adapter] = SavedPrompt(ids, tuple(pieces))
+        self._saved[key] = SavedPrompt(ids, tuple(pieces))
         return True
 
     def reuse(self, seed: SlotSeed, row: int) -> int:
@@ -75,7 +82,8 @@ class SystemPromptStore:
 
         :raises BackendError: the copy failed.
         """
-        saved = self._saved.get((seed.system_prompt, seed.cache.scope.adapter)) if self._saved else None
+        scope = seed.cache.scope
+        saved = self._saved.get((seed.system_prompt, scope.adapter, scope.adapter_generation)) if self._saved else None
         if saved is None:
             return 0
         count = len(saved.token_ids)

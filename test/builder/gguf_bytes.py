@@ -33,6 +33,8 @@ def value(content: Any) -> bytes:
         return struct.pack("<I", STRING) + text(content)
     if all(isinstance(item, str) for item in content):
         return struct.pack("<IIQ", ARRAY, STRING, len(content)) + b"".join(map(text, content))
+    if any(isinstance(item, float) for item in content):
+        return struct.pack(f"<IIQ{len(content)}f", ARRAY, FLOAT32, len(content), *content)
     return struct.pack(f"<IIQ{len(content)}i", ARRAY, INT32, len(content), *content)
 
 

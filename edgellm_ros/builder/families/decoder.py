@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from ...adapter_format import AdapterTarget
+from ..adapters import AdapterRoom
 from ..graph import AttentionShape, Graph, Value
 from ..weights import Weight, scaled, shifted, stack_rows
 from .base import DecoderConfig, LayerPlan
@@ -66,18 +68,24 @@ def may_be_left_out(config: DecoderConfig, name: str) -> bool:
 
 
 def build_decoder(
-    graph: Graph, config: DecoderConfig, weights: Mapping[str, Weight], hidden_states: Collection[int] = ()
+    graph: Graph,
+    config: DecoderConfig,
+    weights: Mapping[str, Weight],
+    hidden_states: Collection[int] = (),
+    adapters: AdapterRoom | None = None,
 ) -> None:
     """Write the graph; ``weights`` has every tensor of ``decoder_tensors``, and a head though it is tied, or not.
 
     What the layers of ``hidden_states`` (from 1 on) add up to becomes an output of its own.
     """
-    _Decoder(graph, config, weights).build(hidden_states)
+    _Decoder(graph, config, weights, adapters).build(hidden_states)
 
 
 class _Decoder:
-    def __init__(self, graph: Graph, config: DecoderConfig, weights: Mapping[str, Weight]) -> None:
-        self.graph, self.config, self.weights = graph, config, weights
+    def __init__(
+        self, graph: Graph, config: DecoderConfig, weights: Mapping[str, Weight], adapters: AdapterRoom | None
+    ) -> None:
+        self.graph, self.config, self.weights, self.adapters = graph, config, weights, adapters
 
     def build(self, hidden_states: Collection[int]) -> None:
         graph, config = self.graph, self.config
@@ -122,7 +130,11 @@ class _Decoder:
             for name in names
             if f"{name}.bias" in self.weights
         ]
-        return self.graph.linear(x, stack_rows(matrices), stack_rows(biases) if biases else None)
+        y = self.graph.linear(x, stack_rows(matrices), stack_rows(biases) if biases else None)
+        if self.adapters is None:
+            return y
+        targets = [AdapterTarget(name, self.weights[f"{name}.weight"].rows, factors.get(name, 1.0)) for name in names]
+        return self.adapters.add(self.graph, x, y, matrices[0].shape[1], targets)
 
     def _attention(self, x: Value, prefix: str, layer: int, plan: LayerPlan) -> Value:
         graph, config = self.graph, self.config

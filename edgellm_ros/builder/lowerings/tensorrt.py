@@ -40,6 +40,7 @@ class TensorRTLowering:
     opsets: Mapping[str, int] = {"": 24}
     ir_version = 11
     precisions: Sequence[str] = ("fp32", "fp16", "bf16", "int8", "int4")
+    varying_adapter_rows = False
     rounds_inputs = False
 
     def declare_inputs(self, graph: Graph, hidden_size: int, rope: Mapping[str, int]) -> Value:

@@ -43,6 +43,7 @@ class TensorRTLegacyLowering:
     opsets: Mapping[str, int] = {"": 17}
     ir_version = 8
     precisions: Sequence[str] = ("fp32", "fp16", "bf16")
+    varying_adapter_rows = False
     rounds_inputs = False
 
     def declare_inputs(self, graph: Graph, hidden_size: int, rope: Mapping[str, int]) -> Value:

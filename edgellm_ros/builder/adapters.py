@@ -1,0 +1,65 @@
+"""Room for low-rank adapters in a graph: the nodes that add what an adapter changes in a product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..adapter_format import MASK, MOST_RANK, MOST_SLOTS, AdapterFormat, AdapterStack, AdapterTarget, input_names
+from ..errors import CheckpointError
+from .graph import Dimension, Graph, Value
+
+
+@dataclass
+class AdapterRoom:
+    """Collects the products of one graph; see ``adapter_format``."""
+
+    rank: int
+    slots: int
+    stacks: list[AdapterStack] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name, value, most in (("lora_rank", self.rank, MOST_RANK), ("lora_slots", self.slots, MOST_SLOTS)):
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+                raise CheckpointError(f"{name} is {value!r}; want a whole number from 1 to {most}.")
+
+    @property
+    def format(self) -> AdapterFormat:
+        """What the runtime needs to know."""
+        return AdapterFormat(self.rank, self.slots, tuple(self.stacks))
+
+    def add(self, graph: Graph, x: Value, y: Value, columns: int, targets: Sequence[AdapterTarget]) -> Value:
+        """``y`` plus what the adapters change; y is the product of x [B,S,columns] with the targets' weights."""
+        stack = AdapterStack(columns, tuple(targets))
+        names, count = input_names(len(self.stacks)), len(stack.targets)
+        self.stacks.append(stack)
+        total: Dimension = "adapter_rows" if graph.lowering.varying_adapter_rows else self.format.total_rows
+        down, up = (
+            graph.input(name, graph.element, [total, count * width])
+            for name, width in zip(names, (columns, stack.rows), strict=True)
+        )
+        if count > 1:
+            down, up = (
+                graph.node("Reshape", [value, graph.constant(np.array([-1, width], dtype=np.int64))])[0]
+                for value, width in ((down, columns), (up, stack.rows))
+            )
+        (down,) = graph.node("Transpose", [down], perm=[1, 0])
+        (inner,) = graph.node("MatMul", [x, down])
+        inner = graph.mul(inner, self._mask(graph, total, count))
+        return graph.add(y, graph.node("MatMul", [inner, up])[0])
+
+    def _mask(self, graph: Graph, total: Dimension, count: int) -> Value:
+        """The mask [B,1,L*count], each of its numbers ``count`` times in a row; once per graph and count."""
+        key = f"adapter mask {count}"
+        if key not in graph.remembered:
+            if not any(info.name == MASK for info in graph.inputs):
+                graph.input(MASK, "float32", ["batch", total])
+            axis = graph.constant(np.array([2 if count > 1 else 1], dtype=np.int64))
+            (mask,) = graph.node("Unsqueeze", [graph.as_element(MASK), axis])
+            if count > 1:
+                (mask,) = graph.node("Concat", [mask] * count, axis=2)
+                (mask,) = graph.node("Reshape", [mask, graph.constant(np.array([0, 1, -1], dtype=np.int64))])
+            graph.remembered[key] = mask
+        return graph.remembered[key]

@@ -1,0 +1,60 @@
+"""Messages of actions: a trajectory for a joint controller, and the raw chunk for everybody else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from builtin_interfaces.msg import Duration, Time
+from std_msgs.msg import Float64MultiArray, MultiArrayDimension, MultiArrayLayout
+from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
+
+from ..action.chunk import NANOSECONDS, ActionChunk
+from ..action.timeline import Plan
+
+
+def time_message(nanoseconds: int) -> Time:
+    """A moment of the node's clock."""
+    return Time(sec=nanoseconds // NANOSECONDS, nanosec=nanoseconds % NANOSECONDS)
+
+
+def joint_trajectory(
+    plan: Plan, joint_names: Sequence[str], *, stamp: int, origin: int, frame_id: str = ""
+) -> JointTrajectory:
+    """Points at strictly rising times from ``stamp`` on, positions only.
+
+    :param stamp: of the header, in ns; 0 is "now" to a controller.
+    :param origin: the moment from which a point's time counts, in ns; points due before it are left out.
+    """
+    message = JointTrajectory(joint_names=list(joint_names))
+    message.header.stamp = time_message(stamp)
+    message.header.frame_id = frame_id
+    for due, row in zip(plan.due.tolist(), plan.rows.tolist(), strict=True):
+        after = due - origin
+        if after > 0:
+            time_from_start = Duration(sec=after // NANOSECONDS, nanosec=after % NANOSECONDS)
+            message.points.append(JointTrajectoryPoint(positions=row, time_from_start=time_from_start))
+    return message
+
+
+def hold_trajectory(joint_names: Sequence[str]) -> JointTrajectory:
+    """A trajectory without points: a joint trajectory controller stops and holds where it is."""
+    return JointTrajectory(joint_names=list(joint_names))
+
+
+def chunk_array(chunk: ActionChunk) -> Float64MultiArray:
+    """The chunk as the policy gave it, rows by dimensions; the labels say what the numbers are.
+
+    The first label holds the observation's stamp, the step, the seed and the digest of the starting noise; the second
+    the names with their units.
+    """
+    rows, columns = chunk.rows.shape
+    stamp = f"{chunk.stamp // NANOSECONDS}.{chunk.stamp % NANOSECONDS:09d}"
+    step = f"stamp={stamp} step_time={chunk.step / NANOSECONDS:.9g} seed={chunk.seed} x0={chunk.noise_digest}"
+    names = ", ".join(f"{name} [{unit}]" for name, unit in zip(chunk.names, chunk.units, strict=True))
+    layout = MultiArrayLayout(
+        dim=[
+            MultiArrayDimension(label=step, size=rows, stride=rows * columns),
+            MultiArrayDimension(label=names, size=columns, stride=columns),
+        ]
+    )
+    return Float64MultiArray(layout=layout, data=chunk.rows.reshape(-1).tolist())

@@ -1,0 +1,159 @@
+"""From chunks to motion: the one place that lets actions out, and that stops them.
+
+The worker brings chunks, the executor's thread stops motion; whichever comes first under the lock wins. Every stop
+opens a new epoch, and a chunk that was computed in an older one moves nothing. Nothing here knows ROS.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ..action.chunk import NANOSECONDS, ActionChunk, ActionLimits, check_finite, check_limits
+from ..action.policy_manifest import ActionMeaning
+from ..action.timeline import ChunkTimeline, Plan
+from ..errors import ChunkError, Refusal, RefusalCode
+
+
+class ActionOutputs(Protocol):
+    """Where plans go; messages in the node."""
+
+    def publish_plan(self, chunk: ActionChunk, plan: Plan) -> None:
+        """What the robot is to follow."""
+        ...
+
+    def publish_hold(self) -> None:
+        """Stay where you are."""
+        ...
+
+
+@dataclass(frozen=True)
+class MotionSettings:
+    """How chunks become motion; of the moment at which a chunk is followed."""
+
+    limits: ActionLimits
+    hold_on_fault: bool = True
+    fixed_delay: float = -1.0  # s from the observation at which a chunk counts as ready; below 0: when it is
+
+
+class Motion:
+    """Any thread may call it; the lock covers the timeline, the epoch and the order of what is published."""
+
+    def __init__(self, outputs: ActionOutputs, meaning: ActionMeaning, on_stop: Callable[[Refusal], None]) -> None:
+        """``on_stop`` is told, from any thread, why motion was stopped or a chunk dropped."""
+        self._outputs, self._meaning, self._on_stop = outputs, meaning, on_stop
+        self._lock = threading.Lock()
+        self._epoch = 0
+        self._counts: Counter[str] = Counter()
+        self.timeline = ChunkTimeline()
+        self._held = True
+
+    @property
+    def epoch(self) -> int:
+        """What a chunk must still find when it is ready."""
+        with self._lock:
+            return self._epoch
+
+    @property
+    def moving(self) -> bool:
+        """Whether a plan was let out and not stopped."""
+        with self._lock:
+            return not self._held
+
+    def counts(self) -> dict[str, int]:
+        """Chunks followed and dropped by reason, holds."""
+        with self._lock:
+            return dict(self._counts)
+
+    def begin(self, timeline: ChunkTimeline) -> int:
+        """Start anew under these rules; returns the epoch of the chunks to come."""
+        with self._lock:
+            self.timeline = timeline
+            self._epoch += 1
+            return self._epoch
+
+    def committed(self, stamp: int, step: int, count: int) -> np.ndarray:
+        """See ``ChunkTimeline.committed``."""
+        with self._lock:
+            return self.timeline.committed(stamp, step, count)
+
+    def follow(
+        self, chunk: ActionChunk, settings: MotionSettings, now: int, epoch: int, position: np.ndarray | None = None
+    ) -> Plan | Refusal:
+        """Let a chunk out, or say why not; a fault stops motion as the settings say.
+
+        :param position: where the robot is, for policies of joint positions.
+        """
+        if settings.fixed_delay >= 0:
+            now = chunk.stamp + round(settings.fixed_delay * NANOSECONDS)
+        with self._lock:
+            if epoch != self._epoch:
+                self._counts["dropped.cancelled"] += 1
+                return Refusal(RefusalCode.CANCELLED, "Motion was stopped while the chunk was computed; it is dropped.")
+            try:
+                check_finite(chunk.rows, chunk.names)
+                start = position if self._meaning is ActionMeaning.JOINT_POSITION and self._held else None
+                check_limits(chunk.rows, chunk.names, settings.limits, start)
+                plan = self.timeline.add(chunk, now)
+            except ChunkError as error:
+                self._counts[f"dropped.{error.code.value}"] += 1
+                if error.code is not RefusalCode.LATE_CHUNK and settings.hold_on_fault:
+                    self._hold()
+                refusal = error.refusal
+            else:
+                self._counts["followed"] += 1
+                self._held = False
+                self._outputs.publish_plan(chunk, plan)
+                return plan
+        self._on_stop(refusal)
+        return refusal
+
+    def stop(self, refusal: Refusal, *, hold: bool = True) -> None:
+        """Stop at once: chunks on their way are dropped, and the robot is told to stay."""
+        with self._lock:
+            self._epoch += 1
+            held = self._held
+            if hold and not held:
+                self._hold()
+            self.timeline.clear()
+            self._held = True
+        if not held:
+            self._on_stop(refusal)
+
+    def fault(self, refusal: Refusal, *, hold: bool) -> None:
+        """An observation cannot be used: stay until one can, in the same epoch."""
+        with self._lock:
+            self._counts[f"fault.{refusal.code.value}"] += 1
+            if hold and not self._held:
+                self._hold()
+        self._on_stop(refusal)
+
+    def watch(self, now: int, *, hold: bool) -> bool:
+        """Stop a robot whose plan ended with no fresh chunk to follow; True when that was so."""
+        with self._lock:
+            if self._held or self.timeline.running(now):
+                return False
+            self._counts["starved"] += 1
+            last = self.timeline.plan
+            if hold:
+                self._hold()
+            self._held = True
+        late = 0.0 if last is None else (now - int(last.due[-1])) / NANOSECONDS
+        self._on_stop(
+            Refusal(
+                RefusalCode.LATE_CHUNK,
+                f"No chunk came in time: the last action was due {late:.3f} s ago, so the robot holds; lower "
+                "action.denoise_steps or action.rate.",
+            )
+        )
+        return True
+
+    def _hold(self) -> None:
+        self._counts["holds"] += 1
+        self._held = True
+        self._outputs.publish_hold()

@@ -1,0 +1,242 @@
+"""Adapters: tokens equal those of merged weights, each row of a batch with its own, and places that are shared."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from adapters_for_tests import merged, write_adapter
+from family_engines import LIMITS, LOWERINGS, ROWS, TOLERANCE, checkpoint
+from reference_decoder import ReferenceDecoder
+from reference_llama import read_folder
+from tiny_families import TINY_FAMILIES
+
+from edgellm_ros.adapter_format import AdapterFormat
+from edgellm_ros.backends.base import SamplingRow
+from edgellm_ros.backends.cpu import CPUBackend
+from edgellm_ros.builder.build import build_engine
+from edgellm_ros.engine_format import open_engine_directory
+from edgellm_ros.errors import CheckpointError, EdgeLLMError, MisuseError, RefusalCode
+from edgellm_ros.runtime.context_cache import ContextCacheConfig
+from edgellm_ros.runtime.executor import ModelExecutor
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.peft_folder import read_peft_folder
+from edgellm_ros.runtime.request import (
+    FinishReason,
+    LLMGenerationRequest,
+    LLMGenerationResponse,
+    Request,
+    SamplingParameters,
+)
+from edgellm_ros.runtime.scheduler import RequestEngine, RequestEngineConfig
+
+RANK, SLOTS, STEPS = 4, 2, 6
+CASES = [(family, "onnxruntime") for family in TINY_FAMILIES]
+CASES += [(family, lowering) for family in ("llama-3", "gemma2", "qwen3") for lowering in LOWERINGS[1:]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("adapters")
+
+
+def attention(module: str) -> bool:
+    return module.endswith(("q_proj", "v_proj"))
+
+
+def executor_with_adapters(folder: Path, family: str, lowering: str):
+    """An executor whose places 1 and 2 hold adapters of different ranks, and their folders."""
+    path = folder / f"{family}-{lowering}"
+    build_engine(checkpoint(family), path, lowering=lowering, limits=LIMITS, lora=(RANK, SLOTS))
+    executor = ModelExecutor(open_engine_directory(path), CPUBackend(1), prefill_chunk=8, score_chunk=8)
+    form = executor.adapters.form
+    folders = [
+        write_adapter(folder / f"{path.name}-all", form, 3, 1),
+        write_adapter(folder / f"{path.name}-some", form, 4, 2, targets=attention, use_rslora=True),
+    ]
+    for slot, one in enumerate(folders, 1):
+        executor.adapters.load(read_peft_folder(one, form), slot)
+    return executor, folders
+
+
+def greedy(reference: ReferenceDecoder, prompt: list[int], steps: int) -> list[int]:
+    ids = list(prompt)
+    for _ in range(steps):
+        ids.append(int(reference.logits(ids)[-1].argmax()))
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize(("family", "lowering"), CASES)
+def test_answers_are_those_of_merged_weights(folder, family, lowering):
+    """Three rows of a batch: no adapter, one of rank 3 on everything, one of rank 4 on some projections."""
+    executor, folders = executor_with_adapters(folder, family, lowering)
+    config, tensors = read_folder(checkpoint(family))
+    references = [
+        ReferenceDecoder(config, weights) for weights in (tensors, *(merged(tensors, one) for one in folders))
+    ]
+    tokens = []
+    for row, prompt in enumerate(ROWS):
+        executor.start_row(row, SamplingRow(), prompt)
+        executor.adapters.set_row(row, row)
+        logits = executor.score(row, prompt[:8], 0)
+        assert np.abs(logits - references[row].logits(prompt[:8])).max() < 2 * TOLERANCE
+        done = 8
+        while done < len(prompt):
+            done, first = executor.prefill(row, prompt, done)
+        tokens.append([first])
+    lengths = [len(prompt) for prompt in ROWS]
+    for _ in range(STEPS - 1):
+        step = executor.decode([answer[-1] for answer in tokens], lengths)
+        for answer, token in zip(tokens, step, strict=True):
+            answer.append(token)
+        lengths = [length + 1 for length in lengths]
+    assert tokens == [greedy(one, prompt, STEPS) for one, prompt in zip(references, ROWS, strict=True)]
+    executor.close()
+
+
+@cache
+def engine(folder: Path) -> Path:
+    return build_engine(checkpoint("llama"), folder / "engine", limits=LIMITS, lora=(RANK, SLOTS))
+
+
+@pytest.fixture(scope="module")
+def folders(folder):
+    form = AdapterFormat.from_config(open_engine_directory(engine(folder)).config.extra)
+    return {name: write_adapter(folder / name, form, 2 + place, place) for place, name in enumerate("abc")}
+
+
+@pytest.fixture
+def runtime(folder, folders):
+    with LLMInferenceRuntime(engine(folder), backend=CPUBackend(1), lora_weights=folders) as runtime:
+        yield runtime
+        assert not any(runtime.rank.adapters._slots.users(name) for name in folders)
+
+
+def asked(*names: str, prompt=ROWS[0], **fields) -> LLMGenerationRequest:
+    fields = {"max_generate_length": STEPS, "sampling": SamplingParameters(temperature=0), **fields}
+    return LLMGenerationRequest(
+        [Request(lora_weights_name=name, ignore_eos=True) for name in names],
+        pre_tokenized_input_ids=[list(prompt) for _ in names],
+        **fields,
+    )
+
+
+def ids(runtime, request) -> list[list[int]]:
+    response = LLMGenerationResponse()
+    assert runtime.handle_request(request, response), runtime.last_refusal
+    return response.output_ids
+
+
+@cache
+def expected(folder: Path, name: str) -> list[int]:
+    config, tensors = read_folder(checkpoint("llama"))
+    weights = merged(tensors, folder / name) if name else tensors
+    return greedy(ReferenceDecoder(config, weights), ROWS[0], STEPS)
+
+
+def test_sequences_of_a_batch_have_their_own_adapters(runtime, folder):
+    answers = ids(runtime, asked("a", "", "b", "a"))
+    assert answers == [expected(folder, name) for name in ("a", "", "b", "a")]
+    assert len({tuple(answer) for answer in answers}) == 3
+
+
+def test_rows_keep_their_adapters_when_others_leave(runtime, folder):
+    request = asked("a", "b", "")
+    request.requests = [
+        Request(lora_weights_name="a", ignore_eos=True, max_generate_length=1),
+        *request.requests[1:],
+    ]
+    assert ids(runtime, request)[1:] == [expected(folder, "b"), expected(folder, "")]
+
+
+def test_more_adapters_than_places_take_turns(runtime, folder):
+    for name in "abcabcb":
+        assert ids(runtime, asked(name)) == [expected(folder, name)]
+
+
+def test_a_batch_that_needs_more_places_than_there_are_is_refused(runtime):
+    assert not runtime.handle_request(asked("a", "b", "c"), LLMGenerationResponse())
+    assert runtime.last_refusal.code is RefusalCode.NO_CAPACITY
+    assert len(ids(runtime, asked("c"))[0]) == STEPS
+
+
+def test_a_joiner_waits_for_a_place_and_then_answers_alike(runtime, folder):
+    scheduler = RequestEngine(runtime, RequestEngineConfig(max_batch_size=4))
+    try:
+        handles = {name: scheduler.submit(asked(name)) for name in ("a", "b", "c", "")}
+        for name, handle in handles.items():
+            assert handle.get(20).output_ids == [expected(folder, name)]
+    finally:
+        scheduler.shutdown()
+
+
+def test_the_batch_names_an_adapter_for_all(runtime, folder):
+    request = asked("", "")
+    request.requests = [Request(ignore_eos=True), Request(ignore_eos=True, lora_weights_name="b")]
+    request.lora_weights_name = "a"
+    assert ids(runtime, request) == [expected(folder, "a"), expected(folder, "b")]
+
+
+def test_an_unknown_adapter_is_refused_by_name(runtime):
+    assert not runtime.handle_request(asked("", "z"), LLMGenerationResponse())
+    assert runtime.last_refusal.code is RefusalCode.UNKNOWN_ADAPTER and "'z'" in runtime.last_refusal.message
+    assert "a, b, c" in runtime.last_refusal.message
+
+
+def test_adapters_are_loaded_replaced_and_unloaded_at_run_time(runtime, folder, folders):
+    runtime.rank.load_lora_weights("new", folders["a"])
+    assert ids(runtime, asked("new")) == [expected(folder, "a")]
+    runtime.rank.load_lora_weights("new", folders["b"])
+    assert ids(runtime, asked("new")) == [expected(folder, "b")]
+    runtime.rank.unload_lora_weights("new")
+    assert not runtime.handle_request(asked("new"), LLMGenerationResponse())
+    with pytest.raises(EdgeLLMError, match="'new' is not loaded"):
+        runtime.rank.unload_lora_weights("new")
+
+
+def test_an_adapter_in_use_stays_as_it_is(runtime, folder, folders):
+    response = LLMGenerationResponse()
+    generation = runtime.rank.begin_generation(runtime.prepare(asked("a")), response)
+    for change in (
+        lambda: runtime.rank.load_lora_weights("a", folders["b"]),
+        lambda: runtime.rank.unload_lora_weights("a"),
+    ):
+        with pytest.raises(MisuseError, match="in use"):
+            change()
+    generation.close()
+    runtime.rank.load_lora_weights("a", folders["b"])
+    assert ids(runtime, asked("a")) == [expected(folder, "b")]
+
+
+@pytest.mark.parametrize("context_cache", [ContextCacheConfig(), None])
+def test_prefixes_are_not_reused_across_adapters(folder, folders, context_cache):
+    with LLMInferenceRuntime(
+        engine(folder), backend=CPUBackend(1), lora_weights=folders, context_cache=context_cache
+    ) as runtime:
+        for name in ("a", "", "b", "a", ""):
+            assert ids(runtime, asked(name)) == [expected(folder, name)]
+        runtime.rank.load_lora_weights("a", folders["c"])
+        assert ids(runtime, asked("a")) == [expected(folder, "c")]
+
+
+def test_a_sequence_that_fails_gives_its_place_back(runtime):
+    request = asked("a")
+    generation = runtime.rank.begin_generation(runtime.prepare(request), LLMGenerationResponse())
+    generation.close()
+    response = LLMGenerationResponse()
+    assert runtime.handle_request(asked("b", "c"), response)
+    assert set(response.finish_reasons) == {FinishReason.LENGTH}
+
+
+def test_an_engine_without_room_says_so(folder, folders):
+    plain = build_engine(checkpoint("llama"), folder / "plain", limits=LIMITS)
+    with pytest.raises(EdgeLLMError, match="build it with --lora-rank"):
+        LLMInferenceRuntime(plain, backend=CPUBackend(1), lora_weights=folders)
+
+
+@pytest.mark.parametrize(("lora", "words"), [((0, 1), "lora_rank"), ((4, 65), "lora_slots"), ((True, 1), "lora_rank")])
+def test_room_outside_its_limits_is_refused(folder, lora, words):
+    with pytest.raises(CheckpointError, match=words):
+        build_engine(checkpoint("llama"), folder / "refused", limits=LIMITS, lora=lora)
