@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,28 +51,29 @@ class Workspace:
         except ModuleNotFoundError as error:
             raise PreparationError(str(error)) from None
 
-    def engine_directory(self, precision: str, model: str = "smollm2") -> Path:
+    def engine_directory(self, precision: str, options: Sequence[str] = (), model: str = "smollm2") -> Path:
         """An engine directory of SmolLM2 or ``GEMMA``, built by the command line; rebuilt when the builder's code
         changes.
 
         :raises PreparationError: the build failed.
         """
-        directory = self.cache / f"{model}-{precision}-{builder_digest()}"
+        kind = "".join((precision, *(option.replace("--", "_") for option in options)))
+        directory = self.cache / f"{model}-{kind}-{builder_digest()}"
         if not (directory / "manifest.json").is_file():
             self.say(f"building {model} {precision}")
             self.cache.mkdir(parents=True, exist_ok=True)
-            for old in self.cache.glob(f"{model}-{precision}-*"):
+            for old in self.cache.glob(f"{model}-{kind}-*"):
                 shutil.rmtree(old)
             source = str(self.source) if model == "smollm2" else model
-            command = [*build_command(), source, str(directory), "--precision", precision, *LIMITS]
+            command = [*build_command(), source, str(directory), "--precision", precision, *LIMITS, *options]
             done = subprocess.run(command, cwd=ROOT, env=child_environment(), capture_output=True, text=True)
             if done.returncode:
                 raise PreparationError(f"edgellm build exited with {done.returncode}: {last_line(done.stderr)}")
         return directory
 
-    def ours(self, precision: str, model: str = "smollm2") -> EngineSpec:
-        """Our runtime on an engine directory of that precision."""
-        directory = self.engine_directory(precision, model)
+    def ours(self, precision: str, options: Sequence[str] = (), model: str = "smollm2") -> EngineSpec:
+        """Our runtime on an engine directory of that precision, built with these options."""
+        directory = self.engine_directory(precision, options, model)
         return EngineSpec(f"edgellm {precision}", "benchmarks.ours:Runtime", {"engine_directory": str(directory)})
 
     def llama_cpp(self, kind: str) -> EngineSpec | SkippedPeer:

@@ -36,7 +36,7 @@ def int4(workspace: Workspace) -> Case:
 def gemma(workspace: Workspace) -> Case:
     return Case(
         "decode_gemma3_int4",
-        workspace.ours("int4", GEMMA),
+        workspace.ours("int4", model=GEMMA),
         (Metric("decode_rate", "tokens/s", ">= 1.00 x llama.cpp q4_k_m"), *SHARE),
         "decode",
         ARGUMENTS,

@@ -62,7 +62,10 @@ class _LanguageProbe:
         """
         engine = self._engine
         try:
-            whole = self._last_logits([[(0, 0, 5), (1, 0, 5)]])
+            if self._ragged_input:
+                whole = self._last_logits([[(0, 0, 5), (1, 0, 5)]])
+            else:  # not every engine takes two rows of several positions at once
+                whole = np.concatenate([self._last_logits([[(context, 0, 5)]]) for context in (0, 1)])
             if not np.isfinite(whole).all():
                 raise BackendError("its logits are not finite")
             allowed = allowed_error(whole[0], whole[1])

@@ -16,7 +16,7 @@ from ..engine_format import GRAPH_FILE
 from .elements import scalar, stored_dtype
 from .input_moments import InputMoments
 from .quantize import Precision, element_bands
-from .weights import Weight
+from .weights import Weight, WeightPart
 
 if TYPE_CHECKING:
     from .lowerings.base import Lowering
@@ -88,6 +88,7 @@ class Parameter:
     tensors: tuple[StoredTensor, ...]
     bands: Callable[[], Iterator[tuple[np.ndarray, ...]]]
     axis: int = 0
+    parts: tuple[WeightPart, ...] = ()  # where it is elements as the checkpoint's tensors give them
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ class Graph:
     moments: dict[str, InputMoments] = field(default_factory=dict)  # of matrices, by name; needed when they are written
     products: list[Product] = field(default_factory=list)  # in order
     remembered: dict[str, Value] = field(default_factory=dict)  # what a lowering computes once and uses in every layer
+    blocks: bool = False  # some positions see each other in both directions: inputs tell what each of them sees
     _next: int = 0
 
     # the frame
@@ -224,7 +226,12 @@ class Graph:
             self.references.append((stored, shared))
         else:
             self.parameters.append(
-                Parameter(weight.name, (stored,), lambda: ((band,) for band in element_bands(weight, self.element)))
+                Parameter(
+                    weight.name,
+                    (stored,),
+                    lambda: ((band,) for band in element_bands(weight, self.element)),
+                    parts=weight.parts,
+                )
             )
         return Value(stored.name)
 

@@ -31,7 +31,7 @@ _TEMPLATE = (
     "{%% for message in messages %%}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{%% if message['content'] is string %%}{{ message['content'] }}{%% else %%}"
     "{%% for part in message['content'] %%}{%% if part['type'] == 'text' %%}{{ part['text'] }}"
-    "{%% else %%}%s{%% endif %%}"
+    "{%% elif part['type'] == 'video' %%}%s{%% else %%}%s{%% endif %%}"
     "{%% endfor %%}{%% endif %%}{{ '<|im_end|>\n' }}{%% endfor %%}"
     "{%% if add_generation_prompt %%}{{ '<|im_start|>assistant\n' }}{%% endif %%}"
 )
@@ -39,7 +39,8 @@ _TEMPLATE = (
 
 def image_template(config: Mapping[str, Any]) -> str:
     """A chat template that takes contents as lists of parts and puts the model's own mark for each image."""
-    return _TEMPLATE % _KINDS.get(str(config.get("model_type")), _PLAIN)[0]
+    mark = _KINDS.get(str(config.get("model_type")), _PLAIN)[0]
+    return _TEMPLATE % (mark.replace("image_pad", "video_pad"), mark)
 
 
 def image_tokens(config: Mapping[str, Any], vocab_size: int) -> dict[int, str]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import EdgeLLMError, RequestError
-from . import guide_options
+from . import guide_options, media_options
 
 _ADAPTER = "adapter"
 _CLOSED_PIPE = 141  # what a shell shows for a program that its reader left
@@ -35,10 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stop", action="append", default=[], metavar="STR", help="end before this text; repeatable")
     parser.add_argument("--ignore-eos", action="store_true", help="go on after end-of-sequence tokens")
     guide_options.add_arguments(parser)
+    media_options.add_arguments(parser)
     parser.add_argument("--lora", metavar="FOLDER", help="PEFT folder of an adapter to use")
     parser.add_argument("--no-chat-template", action="store_true", help="take the prompt as it is")
     parser.add_argument("--logprobs", type=int, default=0, metavar="K", help="with --json: K most likely of each token")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="of the engine; 0: all physical cores")
+    parser.add_argument("--checkpoint", metavar="FOLDER", help="where the weights of a weightless engine lie")
     parser.add_argument("--backend", default="auto", help="auto, onnxruntime, onnxruntime_cuda, tensorrt or fake")
     parser.add_argument(
         "--cache-mb", type=int, default=256, metavar="MB", help="memory for what turns have in common; 0: none"
@@ -75,18 +77,22 @@ def _generate(arguments: argparse.Namespace) -> int:
     cache = ContextCacheConfig(arguments.cache_mb * 2**20)
     reuses = len(prompts) > 1 and cache.budget_bytes > 0
     said = [Message("system", arguments.system)] if arguments.system else []
-    said += [Message("user", prompts[0])] if prompts[0] is not None else []
-    request = _request(arguments, said)
+    if prompts[0] is None and (arguments.image or arguments.video):
+        raise RequestError("--image or --video is given with --input-ids; give the text with --prompt.")
     with LLMInferenceRuntime(
         arguments.engine_dir,
         backend=arguments.backend,
         threads=arguments.threads,
         lora_weights={} if arguments.lora is None else {_ADAPTER: arguments.lora},
         context_cache=cache if reuses else None,
+        checkpoint_dir=arguments.checkpoint,
     ) as runtime:
         memory = MemoryMonitor(runtime.rank.backend.memory) if arguments.profile else None
         if memory is not None:
             memory.start()
+        if prompts[0] is not None:
+            said.append(Message.of("user", *media_options.first_turn(arguments, runtime.rank.vision), prompts[0]))
+        request = _request(arguments, said)
         for following in [*prompts[1:], None]:
             prepared, response = _answer(runtime, request, silent=arguments.json)
             if arguments.json:
@@ -206,6 +212,7 @@ def _report(runtime: Any, prepared: Any, response: Any) -> dict[str, Any]:
         "input_ids": prepared.pre_tokenized_input_ids[0],
         "reused_tokens": response.reused_token_counts[0],
         "output_ids": response.output_ids[0],
+        **media_options.media_report(prepared),
         "text": response.output_texts[0],
         "reasoning": response.reasoning_texts[0],
         "tool_calls": [

@@ -18,6 +18,7 @@ from .request import LLMGenerationRequest
 from .seeds import adapter_name, check_prompt, check_request, make_seed, token_budget
 from .sequence import EndRules, Sequence
 from .stage_times import StageTimes
+from .token_pruning import TokenPruner
 from .tokenizer import Tokenizer
 
 
@@ -31,6 +32,7 @@ class Admission:
         tokenizer: Tokenizer,
         strategy: DecodingStrategy,
         reuse: PrefixReuse,
+        pruner: TokenPruner,
         adapters: Adapters,
     ) -> None:
         self.config = config
@@ -38,6 +40,7 @@ class Admission:
         self.tokenizer = tokenizer
         self.strategy = strategy
         self.reuse = reuse
+        self.pruner = pruner
         self.adapters = adapters
         self.prefill_metrics = LLMPrefillMetrics()
         self.generation_metrics = LLMGenerationMetrics()
@@ -70,7 +73,7 @@ class Admission:
                 RefusalCode.UNPREPARED,
             )
         generation = self.adapters.generation(adapter_name(request, request.requests[index]))
-        seed = make_seed(request, index, original_index, queued, generation)
+        seed = make_seed(request, index, original_index, queued, generation, self.pruner.config)
         self.check_seed(seed)
         return seed
 
@@ -102,6 +105,21 @@ class Admission:
         """
         self.executor.start_row(row, sequence.sampling_row(), sequence.seed.prompt_ids, sequence.seed.media)
         self.adapters.seat(sequence.seed.lora_weights_name, row)
+
+    def begin(self, sequence: Sequence, row: int) -> bool:
+        """Called before the first chunk of a prompt, once: it is pruned, and its row holds what is known of it.
+
+        False where the sequence has ended instead.
+        """
+        if not sequence.prompt_begun:
+            try:
+                seed, report = self.pruner.prune(sequence.seed)
+            except (BackendError, RequestError) as error:
+                sequence.fail(error.refusal)
+                return False
+            sequence.take_pruned(seed, report)
+            self.executor.media.start(row, seed.media)
+        return self.reuse.begin(sequence, row)
 
     def prefill_chunk(
         self, context: GenerationContext, sequence: Sequence, row: int, *, joining: bool = False

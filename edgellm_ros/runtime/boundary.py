@@ -9,6 +9,7 @@ from typing import Protocol
 
 from ..errors import Refusal
 from ..vision.media import PromptMedia
+from ..vision.pruner import PruningReport, VisualPrunerConfig
 from .answer_text import AnswerRules
 from .cache_policy import CachePolicy
 from .guide_grammar import Guide
@@ -56,6 +57,7 @@ class SlotSeed:
     system_prompt: str = ""  # as text, the way the template writes it; for the store of system prompts
     cache: CachePolicy = field(default_factory=CachePolicy)
     media: PromptMedia | None = None  # what of the prompt is more than its ids
+    visual_pruner: VisualPrunerConfig = field(default_factory=VisualPrunerConfig)
     queued: float = 0.0  # time.monotonic when it was submitted; 0: it was not queued
 
 
@@ -76,6 +78,7 @@ class BatchResult:
     raw_input_ids: tuple[int, ...]
     effective_prefill_length: int  # prompt tokens that were computed
     reused_length: int  # and that were not, being known
+    pruning: PruningReport | None  # what became of its visual tokens; None where it never came to that
     finish_reason: FinishReason
     refusal: Refusal | None  # why, where it ended in ERROR or DEADLINE
     text: str | None

@@ -48,8 +48,8 @@ class EngineCall:
         self.last_token_index.write(last_token_index)
         if self.attend is not None:
             if attend is None:
-                first = past_length[:, None] + np.arange(token_ids.shape[1], dtype=np.int32)
-                attend = (first, first + 1)
+                end = past_length[:, None] + np.arange(1, token_ids.shape[1] + 1, dtype=np.int32)
+                attend = (np.zeros_like(end), end)
             for view, values in zip(self.attend, attend, strict=True):
                 view.write(values)
 
@@ -105,7 +105,7 @@ class EngineCalls:
 
         views = {name: tensor.prefix(shapes[name]) for name, tensor in tensors.bound.items()}
         attend = (views["attend_start"], views["attend_end"]) if "attend_end" in views else None
-        advanced = (positions, past_length, *(attend or ()))
+        advanced = (positions, past_length, *(attend[1:] if attend is not None else ()))
 
         def gather() -> None:
             backend.gather_embeddings(table, token_ids, embeds)

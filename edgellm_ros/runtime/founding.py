@@ -9,6 +9,7 @@ from .admission import Admission
 from .generation import GenerationContext
 from .hidden_states import EMBEDDINGS_LAYER, HiddenStates
 from .request import LLMGenerationRequest
+from .token_pruning import unpruned
 
 
 def seat_founders(
@@ -50,13 +51,14 @@ def prefill_founders(
         prompts = [sequence.seed.prompt_ids for sequence in context.sequences]
         hidden_states.expect((EMBEDDINGS_LAYER, layer), prompts)
         for sequence in context.sequences:
-            sequence.prompt_begun = True  # what is reused would have no states
+            sequence.prompt_begun = True  # what is reused or pruned would have no states
+            sequence.pruning = unpruned(sequence.seed)
     now = time.monotonic()
     for sequence in context.sequences:
         sequence.start(now, 0)
     for row, sequence in enumerate(context.sequences):
         admission.reuse.keep_prompts(context)  # for this one; the last prompt waits until its token is delivered
-        if not admission.reuse.begin(sequence, row):
+        if not admission.begin(sequence, row):
             continue
         while not sequence.finished and sequence.first is None:
             if context.token_broadcast is None:  # several ranks decide together, in prime_from_prefill

@@ -47,6 +47,7 @@ class LLMInferenceRuntime:
         lora_weights: Mapping[str, Path | str] | None = None,
         join_chunk: int = 64,
         mixed_positions: int | None = None,
+        checkpoint_dir: Path | str | None = None,
     ) -> None:
         start = time.monotonic()
         self.rank = LLMRankRuntime(
@@ -59,6 +60,7 @@ class LLMInferenceRuntime:
             lora_weights=lora_weights,
             join_chunk=join_chunk,
             mixed_positions=mixed_positions,
+            checkpoint_dir=checkpoint_dir,
         )
         self.last_refusal: Refusal | None = None
         self._load_seconds = time.monotonic() - start
@@ -138,6 +140,7 @@ class LLMInferenceRuntime:
         return dataclasses.replace(
             placed,
             media=media,
+            visual_pruner=request.visual_pruner or self.rank.visual_pruner_config,
             pre_tokenized_input_ids=ids,
             formatted_requests=list(formatted),
             control_token_counts=list(counts),

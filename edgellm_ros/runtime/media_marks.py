@@ -37,9 +37,19 @@ def no_tower() -> RequestError:
 
 
 class MediaMarks:
-    """The media of one conversation while it is rendered; ``template`` is its source, None where there is none."""
+    """The media of one conversation while it is rendered; ``template`` is its source, None where there is none.
 
-    def __init__(self, media_format: MediaFormat | None, messages: Sequence[Message], template: str | None) -> None:
+    ``hide`` gives the private name of a text that a user wrote and that is to be taken literally.
+    """
+
+    def __init__(
+        self,
+        media_format: MediaFormat | None,
+        messages: Sequence[Message],
+        template: str | None,
+        hide: Callable[[str], str],
+    ) -> None:
+        self._hide = hide
         self._format = media_format
         self._items = [item for message in messages for item in message.media]
         if media_format is None and any(message.has_media for message in messages):
@@ -51,17 +61,27 @@ class MediaMarks:
     def content(self, message: Message, mark: Callable[[str, bool], str]) -> Any:
         """What a template gets as the content of a message: text, or a list of parts."""
         own = message.role == "assistant"
+        marked = self._format
+
+        def text(part: str) -> str:
+            """A mark that is no control token would pass for the template's own."""
+            shown = mark(part, own)
+            for found in (marked.image_mark, marked.video_mark) if marked is not None else ():
+                if found and found in shown:
+                    shown = self._hide(found).join(shown.split(found))
+            return shown
+
         if self._as_lists:
             parts = message.parts or ((message.content,) if message.content else ())
             return [
-                {"type": "text", "text": mark(part, own)} if isinstance(part, str) else {"type": part.kind}
+                {"type": "text", "text": text(part)} if isinstance(part, str) else {"type": part.kind}
                 for part in parts
                 if isinstance(part, str | MediaItem)
             ]
         if not message.media:
-            return mark(message.content, own)
+            return text(message.content)
         return "".join(
-            mark(part, own) if isinstance(part, str) else f"{self._private}{part.kind}z{self._behind}"
+            text(part) if isinstance(part, str) else f"{self._private}{part.kind}z{self._behind}"
             for part in message.parts
             if isinstance(part, str | MediaItem)
         )
@@ -81,8 +101,8 @@ class MediaMarks:
         found = [match.lastgroup for match in pattern.finditer(rendered)]
         if found != [item.kind for item in self._items]:
             raise RequestError(
-                f"the prompt as the template wrote it has {len(found)} marks of images and videos for "
-                f"{len(self._items)} that are given; leave texts such as {marks[IMAGE]!r} out of the messages."
+                f"the prompt as the template wrote it has the marks {found}, and {[item.kind for item in self._items]} "
+                f"are given; leave texts such as {marks[IMAGE]!r} out of the messages, or check the chat template."
             )
         items = iter(self._items)
         return pattern.sub(lambda match: next(items).placeholder, rendered)

@@ -92,9 +92,7 @@ def media_spans(media: PromptMedia | None) -> tuple[MediaSpan, ...]:
     """The same for prefix reuse: from the first to the last token of each item."""
     if media is None:
         return ()
-    return tuple(
-        MediaSpan(int(placed.places[0]), int(placed.places[-1]) + 1, placed.item.digest) for placed in media.items
-    )
+    return tuple(MediaSpan(*placed.span, placed.digest) for placed in media.items)
 
 
 def lookup_policy(media: PromptMedia | None) -> CacheLookupPolicy | None:

@@ -69,6 +69,7 @@ class MultimodalMetrics:
 
     total_images: int = 0
     total_image_tokens: int = 0
+    pruned_image_tokens: int = 0  # of them, those that were left out of their prompts
     total_audios: int = 0
     total_audio_tokens: int = 0
 

@@ -87,7 +87,7 @@ class PrefixReuse:
         if sequence.prompt_begun:
             return True
         sequence.prompt_begun = True
-        seed = sequence.seed
+        seed = sequence.running_seed
         try:
             if self.context_cache is not None:
                 sequence.reused_length = self.context_cache.reuse(seed.prompt_ids, row, seed.cache)
@@ -108,14 +108,14 @@ class PrefixReuse:
                 self._keep_prompt(sequence, row, self.context_cache)
 
     def _keep_prompt(self, sequence: Sequence, row: int, cache: ContextCache) -> None:
-        first, seed = sequence.first, sequence.seed
+        first, seed = sequence.first, sequence.running_seed
         if sequence.generate_length or (first is not None and not first.not_finite):
             sequence.prompt_kept = True
             cache.publish(seed.prompt_ids, seed.cache.prompt_limit(sequence.prompt_length), row, seed.cache)
 
     def keep_sequence(self, sequence: Sequence, row: int) -> None:
         """Called when an ended sequence leaves its row: its history is known from now on, if it ended by itself."""
-        cache, policy = self.context_cache, sequence.seed.cache
+        cache, policy = self.context_cache, sequence.running_seed.cache
         if cache is None:
             return
         if sequence.finish_reason in _ENDED_BY_ITSELF:
@@ -123,4 +123,4 @@ class PrefixReuse:
             cache.publish(sequence.token_ids, limit, row, policy)
         elif sequence.finish_reason is FinishReason.ERROR and sequence.reused_length and not sequence.generate_length:
             # Not one token after a prefix that was not computed: it may be the cause.
-            cache.forget(sequence.seed.prompt_ids, sequence.reused_length, policy)
+            cache.forget(sequence.running_seed.prompt_ids, sequence.reused_length, policy)

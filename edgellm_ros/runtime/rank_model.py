@@ -10,6 +10,7 @@ from ..backends.base import Backend, EmbeddingTable
 from ..engine_format import EngineConfig, EngineDirectory, Manifest
 from ..errors import EdgeLLMError, MisuseError, RefusalCode
 from ..json_values import shown
+from ..vision.pruner import VisualPrunerConfig
 from ..vision.runner import VisionRunner
 from ..vision.visual_directory import VisualDirectory
 from .admission import Admission
@@ -21,10 +22,10 @@ from .lora import Adapters
 from .media_marks import MediaFormat
 from .metrics import LLMGenerationMetrics, LLMPrefillMetrics, MultimodalMetrics, SpecDecodeGenerationMetrics
 from .prefix_reuse import PrefixReuse
-from .pruning import VisualPrunerConfig
 from .request import check_number
 from .stage_times import StageTime
 from .system_prompt import SystemPromptStore
+from .token_pruning import TokenPruner
 
 
 class RankModel:
@@ -49,7 +50,7 @@ class RankModel:
             )
         self._directory = artifacts.directory
         self.tokenizer = artifacts.tokenizer
-        self._engine = OpenedEngine.open(artifacts.directory, backend, threads, sizes)
+        self._engine = OpenedEngine.open(artifacts, backend, threads, sizes)
         self.passed_over = self._engine.passed_over
         self.executor = self._engine.executor
         tensors = self.executor.adapters
@@ -66,13 +67,15 @@ class RankModel:
             else ContextCache(context_cache, self.executor.cache, self._engine.backend.synchronize),
             SystemPromptStore(self.executor, self.tokenizer, self.adapters),
         )
+        executor, backend = self.executor, self._engine.backend
+        window = bool(executor.engine.capabilities.window or self.config.extra.get("sliding_window"))
+        self._pruner = TokenPruner(backend, executor.embeddings, executor.media, window=window)
         self.admission = Admission(
-            self.config, self.executor, self.tokenizer, self._strategy, self._reuse, self.adapters
+            self.config, executor, self.tokenizer, self._strategy, self._reuse, self._pruner, self.adapters
         )
         self.vision = None if artifacts.visual is None else self._open_vision(artifacts.visual)
         self._hidden_states = HiddenStates()
         self.action_noise_seed: int | None = None
-        self.visual_pruner_config = VisualPrunerConfig()
 
     def _open_vision(self, directory: VisualDirectory) -> VisionRunner:
         try:
@@ -174,7 +177,11 @@ class RankModel:
         if self.vision is None:
             return MultimodalMetrics()
         counts = self.vision.metrics
-        return MultimodalMetrics(total_images=counts.images, total_image_tokens=counts.image_tokens)
+        return MultimodalMetrics(
+            total_images=counts.images,
+            total_image_tokens=counts.image_tokens,
+            pruned_image_tokens=self._pruner.pruned_tokens,
+        )
 
     def get_base_model_hidden_states(self, layer: int) -> HiddenStatesView | None:
         """The last request's ``layer`` (0: input embeddings); None unless it asked with ``output_thinker_embeddings``.
@@ -204,16 +211,21 @@ class RankModel:
         self.action_noise_seed = seed
 
     def set_visual_pruner_config(self, config: VisualPrunerConfig | Mapping[str, Any]) -> None:
-        """Which image tokens to leave out; where there is no vision engine nothing is, see ``visual_pruner_active``.
+        """Which image tokens to leave out of requests that come from now on and say nothing themselves.
 
         :raises EdgeLLMError: an unknown name, algorithm or number out of range; the old one stays then.
         """
-        self.visual_pruner_config = VisualPrunerConfig.of(config)
+        self._pruner.config = VisualPrunerConfig.of(config)
+
+    @property
+    def visual_pruner_config(self) -> VisualPrunerConfig:
+        """What was set last."""
+        return self._pruner.config
 
     @property
     def visual_pruner_active(self) -> bool:
-        """False: without a vision engine there is nothing to leave out, whatever the configuration says."""
-        return False
+        """Whether it can have an effect: there is a tower, it is enabled, and no layer has a sliding window."""
+        return self.vision is not None and self._pruner.config.enabled and not self._pruner.window
 
     def _check_hidden_layer(self, layer: int) -> None:
         layers = self.executor.hidden_layers

@@ -13,6 +13,7 @@ from ..errors import RefusalCode, RequestError
 from ..json_values import shown
 from ..vision.media import Media, MediaItem, PromptMedia
 from ..vision.processor import Video
+from ..vision.pruner import PruningReport, VisualPrunerConfig
 from .cache_policy import DERIVE_REPLAY_TAIL, CacheCommitPolicy, CacheLookupPolicy
 from .guide_grammar import Guide
 
@@ -243,6 +244,7 @@ class LLMGenerationRequest:
     context_cache_lookup_policy: CacheLookupPolicy = CacheLookupPolicy.USE_CACHE
     context_cache_commit_policy: CacheCommitPolicy = CacheCommitPolicy.INCLUDING_GENERATED_TOKENS
     context_cache_replay_tail_length: int = 0  # -1: found out from the chat template, for one sequence
+    visual_pruner: VisualPrunerConfig | None = None  # which image tokens to leave out; None: as the runtime is set
     on_token_generated: Callable[[int, int, int, bool], None] | None = None  # token, original index, step, finished
     pre_tokenized_input_ids: list[list[int]] = field(default_factory=list)
     formatted_requests: list[str] = field(default_factory=list)
@@ -295,6 +297,7 @@ class LLMGenerationResponse:
     finish_reasons: list[FinishReason] = field(default_factory=list)
     input_token_counts: list[int] = field(default_factory=list)
     reused_token_counts: list[int] = field(default_factory=list)  # of them, those that were known and not computed
+    pruning: list[PruningReport | None] = field(default_factory=list)  # what became of its visual tokens
     times: list[SequenceTimes] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)  # why, where a sequence ended in ERROR or DEADLINE
 

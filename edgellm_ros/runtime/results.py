@@ -29,5 +29,6 @@ def append_result(
     response.finish_reasons.append(reason)
     response.input_token_counts.append(len(result.raw_input_ids))
     response.reused_token_counts.append(result.reused_length)
+    response.pruning.append(result.pruning)
     response.times.append(result.times)
     response.messages.append(result.refusal.message if result.refusal else "")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from ..backends.base import Backend, DataType, Tensor
 from ..engine_format import EngineConfig
+from ..errors import MisuseError
 from ..vision.media import EncodedMedia, MediaItem, PromptMedia
 from .engine_tensors import DEEPSTACK, EngineTensors
 
@@ -55,14 +56,12 @@ class RowMedia:
 
         A token sees what is before it and itself, and all of the block that it is in.
         """
-        first = np.arange(start, start + chunk, dtype=np.int32)
-        end = first + 1
+        end = np.arange(start + 1, start + chunk + 1, dtype=np.int32)
         media = self._media[row]
         for begin, stop in media.blocks if media is not None else ():
             low, high = max(begin - start, 0), max(stop - start, 0)
-            first[low:high] = np.minimum(first[low:high], begin)
             end[low:high] = np.maximum(end[low:high], stop)
-        return first[None], end[None]
+        return np.zeros((1, chunk), np.int32), end[None]
 
     def splice(self, row: int, start: int, end: int, views: Mapping[str, Tensor]) -> None:
         """Put the rows of images into the embeddings and deepstack planes of the chunk ``start`` to ``end``.
@@ -70,22 +69,33 @@ class RowMedia:
         :raises BackendError: the tower failed.
         """
         media = self._media[row]
-        found = [] if media is None else [
-            (placed, placed.places - start)
-            for placed in media.items
-            if placed.places[0] < end and placed.places[-1] >= start
-        ]  # fmt: skip
-        for placed, places in found:
-            assert self.encode is not None
-            encoded = self.encode(placed.item)
-            embeds = views["inputs_embeds"]
-            chunk, width = embeds.shape[1:]
-            index = self._backend.allocate(places.shape, DataType.INT32)
-            index.write(np.where((places >= 0) & (places < end - start), places, -1).astype(np.int32))
-            self._backend.splice_rows(encoded.embeddings, index, embeds.prefix((chunk, width)))
+        if media is None:
+            return
+        chunk, width = views["inputs_embeds"].shape[1:]
+        for encoded, index in self.splice_embeddings(media, start, end, views["inputs_embeds"]):
             for name, plane in zip(self._planes, encoded.planes, strict=True):
                 self._backend.splice_rows(plane, index, views[name].prefix((chunk, width)))
                 self._dirty = True
+
+    def splice_embeddings(
+        self, media: PromptMedia, start: int, end: int, embeds: Tensor
+    ) -> Iterator[tuple[EncodedMedia, Tensor]]:
+        """Put image rows into ``embeds`` [1,S,D], which begins at ``start``; each item that is there, and its places.
+
+        :raises BackendError: the tower failed.
+        """
+        for placed in media.items:
+            first, stop = placed.span
+            if first >= end or stop <= start:
+                continue
+            if self.encode is None:
+                raise MisuseError("a prompt has images and no tower was loaded for them.")
+            encoded = self.encode(placed.item)
+            within = (placed.places >= start) & (placed.places < end)
+            index = self._backend.allocate(within.shape, DataType.INT32)
+            index.write(np.where(within, placed.places - start, -1).astype(np.int32))
+            self._backend.splice_rows(encoded.embeddings, index, embeds.prefix(embeds.shape[1:]))
+            yield encoded, index
 
     def settle(self) -> None:
         """A chunk has run: what follows has no planes of an image unless it splices them itself."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..engine_format import BuilderLimits
 from ..errors import InputTooLongError, RefusalCode, RequestError
+from ..vision.pruner import VisualPrunerConfig
 from .boundary import SlotSeed
 from .cache_policy import CachePolicy, CacheScope
 from .media_prompt import lookup_policy, media_spans
@@ -89,9 +90,16 @@ def token_budget(prompt_length: int, wanted: int, limits: BuilderLimits, headroo
 
 
 def make_seed(
-    request: LLMGenerationRequest, index: int, original_index: int, queued: float = 0.0, adapter_generation: int = 0
+    request: LLMGenerationRequest,
+    index: int,
+    original_index: int,
+    queued: float = 0.0,
+    adapter_generation: int = 0,
+    visual_pruner: VisualPrunerConfig | None = None,
 ) -> SlotSeed:
-    """Everything one sequence of a prepared request brings; its own fields win over the batch's."""
+    """Everything one sequence of a prepared request brings; its own fields win over the batch's, and those over
+    ``visual_pruner``.
+    """
     item = request.requests[index]
     media = request.media[index] if index < len(request.media) else None
     return SlotSeed(
@@ -121,6 +129,7 @@ def make_seed(
             media=media_spans(media),
         ),
         media=media,
+        visual_pruner=request.visual_pruner or visual_pruner or VisualPrunerConfig(),
         queued=queued,
     )
 

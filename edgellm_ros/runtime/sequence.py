@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..backends.base import SamplingRow
 from ..errors import Refusal, RefusalCode
+from ..vision.pruner import PruningReport
 from .answer_text import AnswerRules
 from .boundary import BatchResult, SlotSeed
 from .delivery import Delivery
@@ -39,6 +40,8 @@ class Sequence:
 
     def __init__(self, seed: SlotSeed, request_id: int, tokenizer: Tokenizer, rules: EndRules, budget: int) -> None:
         self.seed = seed
+        self.running_seed = seed  # with what pruning leaves of its prompt
+        self.pruning: PruningReport | None = None
         self.request_id = request_id
         self.original_index = seed.original_index
         self.token_ids = list(seed.prompt_ids)
@@ -64,6 +67,12 @@ class Sequence:
         self.deadline = float("inf")
 
     # -- start -------------------------------------------------------------------------------------------------
+
+    def take_pruned(self, seed: SlotSeed, report: PruningReport) -> None:
+        """Run this prompt instead, which is the sequence's own without some visual tokens."""
+        self.running_seed, self.pruning = seed, report
+        self.token_ids = list(seed.prompt_ids)
+        self.prompt_length = len(seed.prompt_ids)
 
     def attach(self) -> None:
         """Claim the stream channel; from here on a terminal chunk is owed.
@@ -183,6 +192,7 @@ class Sequence:
             raw_input_ids=self.seed.prompt_ids,
             effective_prefill_length=min(self.committed_length, self.prompt_length) - self.reused_length,
             reused_length=self.reused_length,
+            pruning=self.pruning,
             finish_reason=self.finish_reason,
             refusal=self.refusal,
             text=text,

@@ -108,7 +108,7 @@ class GenerationSession:
         context = self._context
         while context.prefilling:
             sequence = context.prefilling[0]
-            if self._admission.reuse.begin(sequence, context.sequences.index(sequence)):
+            if self._admission.begin(sequence, context.sequences.index(sequence)):
                 return
             sequence.emit()
             self._evict()

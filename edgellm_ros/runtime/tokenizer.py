@@ -156,13 +156,12 @@ class Tokenizer:
                 RefusalCode.UNSUPPORTED,
             )
         nonce = _Nonce()
-        media = MediaMarks(self.media_format, messages, template.source if template else None)
+        literal = special_tokens is not SpecialTokenPolicy.ALLOW
+        media = MediaMarks(self.media_format, messages, template.source if template else None, nonce.name)
 
         def mark(text: str, own: bool) -> str:
             text = _valid(text)
-            if special_tokens is SpecialTokenPolicy.ALLOW:
-                return text
-            return self._mark(text, nonce, self._markers if own else frozenset())
+            return self._mark(text, nonce, self._markers if own else frozenset()) if literal else text
 
         if template is None:
             rendered = mark("".join(media.content(message, mark) for message in messages), False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -57,10 +59,28 @@ class EncodedMedia:
 
 @dataclass(frozen=True, eq=False)
 class PlacedItem:
-    """``places``: the index in the prompt of each of the item's tokens, int32 [n], ascending."""
+    """``places``: the index in the prompt of each of the item's tokens, int32 [n], ascending; -1: left out of it."""
 
     item: MediaItem
     places: np.ndarray
+
+    @cached_property
+    def present(self) -> np.ndarray:
+        """Places of the tokens that were not left out, at least one."""
+        return self.places[self.places >= 0]
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """From the first of them to behind the last."""
+        return int(self.present[0]), int(self.present[-1]) + 1
+
+    @property
+    def digest(self) -> bytes:
+        """The item's own, or one of it and of which of its tokens are left."""
+        if len(self.present) == len(self.places):
+            return self.item.digest
+        kept = np.flatnonzero(self.places >= 0).astype("<i4").tobytes()
+        return hashlib.blake2b(self.item.digest + kept, digest_size=16).digest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,5 +98,5 @@ class PromptMedia:
 
     @property
     def token_counts(self) -> tuple[int, ...]:
-        """Tokens of each item."""
-        return tuple(len(placed.places) for placed in self.items)
+        """Tokens of each item, without those left out."""
+        return tuple(len(placed.present) for placed in self.items)

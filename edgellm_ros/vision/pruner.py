@@ -9,9 +9,10 @@ three-axis positions only.)
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import Enum
+from typing import Any
 
 from ..backends.base import Backend, Tensor, TokenSpan
 from ..errors import RefusalCode, RequestError
@@ -32,7 +33,7 @@ class PruningOutcome(str, Enum):
     NOTHING_TO_DROP = "nothing_to_drop"  # the share removed rounds to no token of any image
     NO_PIVOTS = "no_pivots"  # no text in the prompt, and no image pivots asked for
     SLIDING_WINDOW = "sliding_window"  # the engine's window counts cache slots, not positions
-    ACTION_MODEL = "action_model"  # an action model reads the cache, and ``allow_with_actions`` is off
+    HIDDEN_STATES = "hidden_states"  # the states of every position were asked for
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,27 @@ class VisualPrunerConfig:
     min_visual_tokens: int = 16
     pivot_image_tokens: int = 4
     pivot_text_tokens: int = 4
-    allow_with_actions: bool = False
+
+    @classmethod
+    def of(cls, value: VisualPrunerConfig | Mapping[str, Any]) -> VisualPrunerConfig:
+        """The configuration itself, or one made of named values.
+
+        :raises RequestError: an unknown name or a bad value.
+        """
+        if isinstance(value, VisualPrunerConfig):
+            return value
+        known = {entry.name for entry in fields(cls)}
+        unknown = [name for name in value if name not in known]
+        if unknown:
+            raise RequestError(
+                f"the visual pruner has {shown(unknown[0])}; want some of {', '.join(sorted(known))}.",
+                RefusalCode.BAD_PARAMETER,
+            )
+        return cls(**value)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.enabled, bool):
+            raise _bad(f"enabled is {shown(self.enabled)}; want true or false")
         if self.algorithm not in ALGORITHMS:
             raise _bad(f"algorithm is {shown(self.algorithm)}; want one of {', '.join(ALGORITHMS)}")
         ratio = self.reduction_ratio

@@ -21,8 +21,6 @@ from .tower import PIXELS, Tower
 from .visual_directory import VisualDirectory, open_visual_directory
 
 MOST_LAYOUTS = 64  # sizes of images whose placeholders are kept
-BLOCKS_OF_IMAGES = ("gemma3",)  # families whose image tokens see each other in both directions
-BLOCKS_OF_PROMPTS = ("paligemma",)  # families whose whole prompt does
 
 
 @dataclass
@@ -140,11 +138,13 @@ class VisionRunner:
 
     def blocks(self, places: list[np.ndarray], length: int) -> tuple[tuple[int, int], ...]:
         """Spans of a prompt of ``length`` whose tokens see each other in both directions."""
-        if self.tower.settings.model_type in BLOCKS_OF_PROMPTS:
+        if self.tower.settings.blocks == "prompt":
             return ((0, length),)
-        if self.tower.settings.model_type in BLOCKS_OF_IMAGES:
-            return tuple((int(place[0]), int(place[-1]) + 1) for place in places)
-        return ()
+        if self.tower.settings.blocks != "images" or not places:
+            return ()
+        tokens = np.concatenate(places)
+        runs = np.split(tokens, np.flatnonzero(np.diff(tokens) > 1) + 1)  # images that touch are one block
+        return tuple((int(run[0]), int(run[-1]) + 1) for run in runs)
 
     # -- on the device -----------------------------------------------------------------------------------------
 

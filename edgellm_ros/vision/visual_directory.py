@@ -31,6 +31,7 @@ class TowerSettings:
     window_patches: int = 0
     position_grid: int = 0
     deepstack_planes: int = 0
+    blocks: str = ""  # what sees itself in both directions: each of the "images", the whole "prompt", or nothing
 
     def __post_init__(self) -> None:
         if self.layout not in (TILES, PATCHES):

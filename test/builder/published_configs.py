@@ -212,10 +212,6 @@ REFUSED: dict[str, dict[str, Any]] = {
         "config": {"architectures": ["DFlashDraftModel"], "model_type": "qwen3"},
         "sentence": "'DFlashDraftModel', which is not built, because it is a draft head",
     },
-    "PaliGemma": {
-        "config": {"architectures": ["PaliGemmaForConditionalGeneration"], "text_config": {"model_type": "gemma"}},
-        "sentence": "'PaliGemmaForConditionalGeneration', .* in both directions",
-    },
     "OpenVLA": {
         "config": {"architectures": ["OpenVLAForActionPrediction"], "text_config": {"model_type": "llama"}},
         "sentence": "'OpenVLAForActionPrediction', .* action model",

@@ -25,17 +25,16 @@ from edgellm_ros.errors import CheckpointError, EngineDirectoryError
 from edgellm_ros.vision.visual_directory import find_visual_directory, open_visual_directory
 
 FOLDER = os.environ.get("EDGELLM_HUB_CONFIGS", "")
-NOT_ALL = {"InternVLChatModel", "PaliGemmaForConditionalGeneration"}  # towers of which some kinds are refused
-BUILT = [family for family in FAMILIES if family != "paligemma"]
+NOT_ALL = {"InternVLChatModel"}  # towers of which some kinds are refused
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("family", BUILT)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_embeddings_and_planes_equal_those_of_transformers(family, lowering):
     assert distance_of_images(engine(family, lowering) / VISUAL_DIRECTORY, family) < TOLERANCE
 
 
-@pytest.mark.parametrize("family", BUILT)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_eight_bits_keep_the_direction_of_every_token(family):
     visual = engine(family, "onnxruntime", "int8") / VISUAL_DIRECTORY
     assert open_visual_directory(visual).manifest.precision == "int8"
@@ -79,7 +78,7 @@ def renamed(name: str) -> str:
     return name
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "gemma3", "internvl"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "gemma3", "paligemma", "internvl"])
 def test_the_other_spelling_of_the_tensors_gives_the_same_tower(family, tmp_path):
     source = checkpoint(family)
     folder = tmp_path / "checkpoint"
@@ -217,7 +216,7 @@ def test_a_tower_that_is_not_built_is_refused_with_a_reason(case):
         read_tower(config)
 
 
-@pytest.mark.parametrize("family", BUILT)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_random_weights_of_a_whole_build_with_their_tower(family, tmp_path):
     folder = tmp_path / "shape"
     folder.mkdir()

@@ -11,11 +11,11 @@ from edgellm_ros.runtime.artifacts import ModelArtifacts
 from edgellm_ros.runtime.boundary import AdmitDecision, SlotSeed
 from edgellm_ros.runtime.metrics import MultimodalMetrics, SpecDecodeGenerationMetrics
 from edgellm_ros.runtime.parallel import DIMENSIONS, ParallelMapping
-from edgellm_ros.runtime.pruning import VisualPrunerConfig
 from edgellm_ros.runtime.rank_runtime import LLMRankRuntime
 from edgellm_ros.runtime.request import FinishReason, LLMGenerationResponse
 from edgellm_ros.runtime.session import GenerationSession
 from edgellm_ros.runtime.streaming import StreamChannel
+from edgellm_ros.vision.pruner import VisualPrunerConfig
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_the_whole_surface(rank, directory):
     assert rank.last_refusal is None
 
 
-@pytest.mark.parametrize("option", ["lora_weights", "drafting_config", "checkpoint_dir", "draft_checkpoint_dir"])
+@pytest.mark.parametrize("option", ["lora_weights", "drafting_config", "draft_checkpoint_dir"])
 def test_options_beyond_this_engine_are_refused_by_name(directory, option):
     with pytest.raises(EdgeLLMError, match=option) as refused:
         LLMRankRuntime(directory[0], **{option: {"x": "y"}})

@@ -24,7 +24,6 @@ from edgellm_ros.runtime.request import (
 )
 from edgellm_ros.vision.processor import ProcessedImages
 
-BUILT = [family for family in FAMILIES if family not in ("paligemma", "gemma3")]
 GREEDY = SamplingParameters(temperature=0.0)
 TOLERANCE = 1e-4
 
@@ -38,6 +37,8 @@ class SeededProcessor:
     def __init__(self, family: str) -> None:
         self.family = family
         self.image_mark = self.image_token = MARKS.get(family, "<|image_pad|>")
+        if family == "gemma3":
+            self.image_token = "<image_soft_token>"
         self.processed = 0
 
     def process(self, images: Sequence[np.ndarray]) -> ProcessedImages:
@@ -104,7 +105,7 @@ def check(response: LLMGenerationResponse, rows: Sequence[dict[str, Any]]) -> No
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("family", BUILT)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_text_one_and_three_images_answer_as_transformers(opened, family, lowering):
     runtime = opened(family, lowering)
     rows = reference(family)["answers"]
@@ -117,14 +118,14 @@ def test_text_one_and_three_images_answer_as_transformers(opened, family, loweri
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 7])
-@pytest.mark.parametrize("family", BUILT)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_images_cut_by_chunks_of_the_prompt_are_seen_whole(opened, family, chunk):
     runtime = opened(family, prefill_chunk=chunk)
     rows = reference(family)["answers"]
     check(run(runtime, rows), rows)
 
 
-@pytest.mark.parametrize("family", BUILT)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_prompt_with_images_joins_a_running_batch(opened, family):
     runtime = opened(family, join_chunk=4, mixed_positions=64)
     rows = reference(family)["answers"]
@@ -147,7 +148,7 @@ def test_a_prompt_with_images_joins_a_running_batch(opened, family):
     check(joined[7], [rows[0]])
 
 
-@pytest.mark.parametrize("family", BUILT)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_images_are_encoded_once_and_known_prefixes_with_them_are_reused(opened, family):
     runtime = opened(family, context_cache=ContextCacheConfig(1 << 22))
     rows = reference(family)["answers"]
@@ -156,7 +157,8 @@ def test_images_are_encoded_once_and_known_prefixes_with_them_are_reused(opened,
     assert (vision.metrics.encoded, vision.processor.processed) == (3, 3)
     again = run(runtime, [rows[2]])
     check(again, [rows[2]])
-    assert again.reused_token_counts[0] >= 16
+    reusable = family not in ("paligemma", "gemma3")  # there the prompt, or images that touch, see all of each other
+    assert (again.reused_token_counts[0] >= 16) == reusable
     assert (vision.metrics.encoded, vision.processor.processed) == (3, 3)
     check(run(runtime, [rows[1]]), [rows[1]])  # an image of the other prompt, elsewhere
     assert vision.metrics.encoded == 3
@@ -166,7 +168,7 @@ def test_images_are_encoded_once_and_known_prefixes_with_them_are_reused(opened,
         found = run(runtime, [other])
         fresh = run(opened(family), [other])
         assert found.output_ids == fresh.output_ids
-        assert found.reused_token_counts[0] < again.reused_token_counts[0]
+        assert found.reused_token_counts[0] < again.reused_token_counts[0] or not reusable
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "smolvlm"])
@@ -209,7 +211,7 @@ def test_ids_with_another_number_of_image_tokens_are_refused(opened, change):
         runtime.prepare(request_of([row]))
 
 
-@pytest.mark.parametrize("family", BUILT)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_conversation_puts_each_image_where_its_part_stands(opened, family):
     runtime = opened(family)
     mark = MARKS.get(family, "<|image_pad|>")
@@ -221,11 +223,12 @@ def test_a_conversation_puts_each_image_where_its_part_stands(opened, family):
     )
     prepared = runtime.prepare(LLMGenerationRequest(requests=[Request(messages)]))
     text = prepared.formatted_requests[0]
-    one, two, three = (mark * token_count(family, seed) for seed in (1, 0, 2))
+    token = runtime.rank.vision.processor.image_token
+    one, two, three = (token * token_count(family, seed) for seed in (1, 0, 2))
     if FAMILIES[family].grids:
         assert "a<|vision_start|>" in text
-    pieces = re.split(f"((?:{re.escape(mark)})+)", text)[1::2]
-    assert [piece for piece in pieces if piece != mark] == [one, two, three] and f"b{mark}c" in text
+    pieces = re.split(f"((?:{re.escape(token)})+)", text)[1::2]
+    assert [piece for piece in pieces if piece != token] == [one, two, three] and f"b{mark}c" in text
     media = prepared.media[0]
     assert media.token_counts == tuple(token_count(family, seed) for seed in (1, 0, 2))
     ids = np.array(prepared.pre_tokenized_input_ids[0])

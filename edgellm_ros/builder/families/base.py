@@ -48,6 +48,7 @@ class DecoderConfig:
     sandwich_norms: bool = False  # what attention and MLP give is normalised too, before it is added
     norm_offset: float = 0.0  # norms multiply by offset + weight
     embedding_scale: float = 1.0
+    blocks: bool = False  # tokens of an image, or of the prompt, see each other in both directions
     deepstack: int = 0  # planes of an image that are added behind as many of the first layers
     bos_token_id: int | None = None
     pad_token_id: int | None = None

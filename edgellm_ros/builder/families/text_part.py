@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import CheckpointError
+from .base import DecoderConfig
 
 # architecture of the whole -> (key of the text configuration or None where it lies flat, architecture of the text part)
 WHOLES: dict[str, tuple[str | None, str]] = {
     "Qwen2VLForConditionalGeneration": (None, "Qwen2ForCausalLM"),
     "Qwen2_5_VLForConditionalGeneration": (None, "Qwen2ForCausalLM"),
     "Qwen3VLForConditionalGeneration": ("text_config", "Qwen3ForCausalLM"),
+    "PaliGemmaForConditionalGeneration": ("text_config", "GemmaForCausalLM"),
     "Gemma3ForConditionalGeneration": ("text_config", "Gemma3ForCausalLM"),
     "Idefics3ForConditionalGeneration": ("text_config", "LlamaForCausalLM"),
     "SmolVLMForConditionalGeneration": ("text_config", "LlamaForCausalLM"),
@@ -23,10 +25,11 @@ WHOLES: dict[str, tuple[str | None, str]] = {
     "InternVLForConditionalGeneration": ("text_config", "Qwen2ForCausalLM"),
 }
 
+PALIGEMMA = "PaliGemmaForConditionalGeneration"
+
 _DRAFT = "it is a draft head for speculative decoding, which cannot answer without its base model"
 _POLICY = "it is an action model or a part of one, whose layers or answers are not those of a text model"
 REASONS: dict[str, str] = {
-    "PaliGemmaForConditionalGeneration": "its prompts see each other in both directions",
     "LlamaForCausalLMEagle3": _DRAFT,
     "DFlashDraftModel": _DRAFT,
     "PEagleDraftModel": _DRAFT,
@@ -81,8 +84,22 @@ def text_configuration(config: Mapping[str, Any]) -> Mapping[str, Any]:
             kept = {key: value for key, value in scaling.items() if not key.startswith("mrope") and key != "type"}
             text[name] = {**kept, "rope_type": "default"} if kept.get("rope_type") in (None, "mrope") else kept
             text["mrope_section"] = scaling["mrope_section"]
-            text["mrope_interleaved"] = bool(scaling.get("mrope_interleaved"))
+            if scaling.get("mrope_interleaved"):
+                text["mrope_interleaved"] = True
+    if whole == PALIGEMMA:
+        text.pop("use_bidirectional_attention", None)  # the builder knows: prompts see all of themselves
+        if text.get("model_type") == "gemma2":
+            architecture = "Gemma2ForCausalLM"
     return {**text, "architectures": [architecture], "text_part_of": whole}
+
+
+def check_text_alone(config: DecoderConfig) -> None:
+    """:raises CheckpointError: a text part that does not answer text as the whole does."""
+    if config.extra.get("text_part_of") == PALIGEMMA:
+        raise CheckpointError(
+            f"config.json has the architecture {PALIGEMMA!r}, whose prompts see each other in both directions; build "
+            "it with its image tower."
+        )
 
 
 def text_tensor_name(name: str) -> str | None:

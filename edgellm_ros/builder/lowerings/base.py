@@ -11,6 +11,7 @@ from ..elements import scalar
 from ..graph import AttentionShape, Graph, Value
 from ..weights import Weight
 
+ATTEND = ("attend_start", "attend_end")  # inputs of a graph with blocks
 BATCH, SEQUENCE, ROWS, CAPACITY, PREFIX = "batch", "sequence", "rows", "capacity", "prefix"
 
 
@@ -75,6 +76,8 @@ def declare_common_inputs(graph: Graph, hidden_size: int, rope: Mapping[str, int
             graph.input(table, "float32", [BATCH, SEQUENCE, width])
     graph.input("past_length", "int32", [BATCH])
     graph.input("last_token_index", "int32", [BATCH, ROWS])
+    for bound in ATTEND if graph.blocks else ():
+        graph.input(bound, "int32", [BATCH, SEQUENCE])
     return graph.as_element("inputs_embeds")
 
 
@@ -110,10 +113,16 @@ def query_positions(graph: Graph) -> Value:
 
 def visible(graph: Graph, key_positions: Value, window: int) -> Value:
     """Which keys each query sees, bool [B,1,S,T]; key_positions int32 [B or 1,1,1,T]. Not beyond itself, and
-    ``window`` back where that is not 0.
+    ``window`` back where that is not 0; or, in a graph with blocks, from ``attend_start`` to before ``attend_end`` and
+    ``window`` back.
     """
     (queries,) = graph.node("Unsqueeze", [query_positions(graph), whole(graph, 1, 3)])
-    (seen,) = graph.node("LessOrEqual", [key_positions, queries])
+    if graph.blocks:
+        start, end = (graph.node("Unsqueeze", [Value(bound), whole(graph, 1, 3)])[0] for bound in ATTEND)
+        (seen,) = graph.node("Less", [key_positions, end])
+        (seen,) = graph.node("And", [seen, graph.node("GreaterOrEqual", [key_positions, start])[0]])
+    else:
+        (seen,) = graph.node("LessOrEqual", [key_positions, queries])
     if window:
         reach = graph.constant(np.array(window, dtype=np.int32))
         (first,) = graph.node("Sub", [queries, reach])

@@ -23,7 +23,7 @@ from ..graph import AttentionShape, Dimension, Graph, Parameter, StoredTensor, V
 from ..quantize import BLOCK, int8_bands
 from ..quantize_int4 import int4_bands, pack
 from ..weights import Weight
-from .base import BATCH, CAPACITY, declare_common_inputs, dimension, gather_positions, whole
+from .base import BATCH, CAPACITY, bias_of, declare_common_inputs, dimension, gather_positions, visible, whole
 
 MICROSOFT = "com.microsoft"
 HEAD_MULTIPLE = 8  # of GroupQueryAttention
@@ -109,6 +109,11 @@ class OnnxRuntimeLowering:
                 "with another lowering."
             )
         packed = None
+        if graph.blocks and graph.element == "float16":
+            raise CheckpointError(
+                f"this architecture lets image tokens see each other, and the lowering {self.name} has no such mask in "
+                "fp16; build it with --lowering tensorrt, or as fp32 or int8."
+            )
         if graph.element == "float16" and shape.rope is not None and shape.head_dim % ROTATED_HEAD_MULTIPLE == 0:
             packed = graph.take_back(query, "Split")
         if packed is None:
@@ -122,7 +127,9 @@ class OnnxRuntimeLowering:
             graph.declare_output(name, graph.element, cache)
         last_position, total = self._lengths(graph, past[0])
         rest: list[Value | None] = []  # inputs from 7 on: rotary tables, positions, bias, sink, scales, norms, lengths
-        if _ragged(graph):
+        if graph.blocks:
+            rest = [*[None] * 3, self._bias(graph, past[0], shape.window)]
+        elif _ragged(graph):
             rest = [*[None] * 9, Value("query_length")]
         elif packed is not None:
             rest = self._inner_rope(graph, str(shape.rope))
@@ -149,7 +156,9 @@ class OnnxRuntimeLowering:
         attributes: dict[str, float] = {}
         if shape.softcap:
             attributes["softcap"] = shape.softcap
-        if shape.window:
+        if graph.blocks:
+            attributes["causal"] = 0  # the bias tells all
+        elif shape.window:
             attributes["local_window_size"] = shape.window
             graph.metadata |= {"sliding_window": str(shape.window), "local_window_size": str(shape.window)}
         return attributes
@@ -167,6 +176,20 @@ class OnnxRuntimeLowering:
             (capacity,) = graph.node("Squeeze", [shape])
             (graph.remembered["capacity"],) = graph.node("Cast", [capacity], to="int32")
         return graph.remembered["last_position"], graph.remembered["capacity"]
+
+    def _bias(self, graph: Graph, cache: Value, window: int) -> Value:
+        """What each position of the chunk sees of the cache, float32 [B,1,S,capacity]; once per graph and window.
+
+        The operator takes such a bias for one row, or for one position of each.
+        """
+        name = f"bias_{window}"
+        if name not in graph.remembered:
+            ends = [graph.constant(np.array(number, dtype=np.int64)) for number in (0, 1)]
+            (keys,) = graph.node("Range", [ends[0], dimension(graph, cache, 2), ends[1]])
+            (keys,) = graph.node("Cast", [keys], to="int32")
+            (keys,) = graph.node("Reshape", [keys, whole(graph, 1, 1, 1, -1)])
+            graph.remembered[name] = bias_of(graph, visible(graph, keys, window))
+        return graph.remembered[name]
 
     def _inner_rope(self, graph: Graph, kind: str) -> list[Value | None]:
         """Tables with a row for each position of the call, and which row is whose; once per graph and kind.
@@ -217,4 +240,4 @@ def _bands(graph: Graph, weight: Weight, bits: int, block: int) -> Iterator[tupl
 
 def _ragged(graph: Graph) -> bool:
     """Whether rows of one call may add different numbers of positions."""
-    return graph.element == "float32"
+    return graph.element == "float32" and not graph.blocks

@@ -6,7 +6,7 @@ Images are squares of one size, [N,3,side,side]; each gives the same number of t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ class SiglipTower:
     block: int
     out_size: int
     fractions: bool = False
+    blocks: str = ""  # what sees itself in both directions: each of the "images", or the whole "prompt"
 
     def __post_init__(self) -> None:
         divided("vision hidden_size", self.hidden_size, "num_attention_heads", self.heads)
@@ -99,6 +100,7 @@ class SiglipTower:
             "patch_size": self.patch_size,
             "tokens_per_tile": self.tokens,
             "hidden_size": self.out_size,
+            **({"blocks": self.blocks} if self.blocks else {}),
         }
 
     def build(self, layers: Layers) -> None:
@@ -219,7 +221,7 @@ def parse_paligemma(config: Mapping[str, Any], out_size: int) -> SiglipTower:
     width = whole_number({"projection_dim": given}, "projection_dim", out_size)
     if width != out_size:
         raise CheckpointError(f"config.json: projection_dim is {width}; want {out_size}, the text model's width.")
-    return _tower(config, _SIGLIP, "paligemma", out_size, connector=LINEAR, block=1)
+    return _tower(config, _SIGLIP, "paligemma", out_size, connector=LINEAR, block=1, blocks="prompt")
 
 
 def parse_gemma3(config: Mapping[str, Any], out_size: int) -> SiglipTower:
@@ -228,6 +230,6 @@ def parse_gemma3(config: Mapping[str, Any], out_size: int) -> SiglipTower:
     side = round(tokens**0.5)
     if side * side != tokens:
         raise CheckpointError(f"config.json: mm_tokens_per_image is {tokens}; want a square number.")
-    plain = _tower(config, _SIGLIP, "gemma3", out_size, connector=POOL, block=1)
+    plain = _tower(config, _SIGLIP, "gemma3", out_size, connector=POOL, block=1, blocks="images")
     block = divided("patches of an image side", plain.side, "tokens of a side", side)
-    return _tower(config, _SIGLIP, "gemma3", out_size, connector=POOL, block=block)
+    return replace(plain, block=block)

@@ -1,0 +1,86 @@
+"""The options of a command that bring images and videos into a prompt."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ..errors import RequestError
+
+MOST_FRAMES = 768
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "--image", action="append", default=[], metavar="FILE", help="JPEG or PNG before the first prompt; repeatable"
+    )
+    parser.add_argument(
+        "--video", action="append", default=[], metavar="FILE", help="frames of a video before it; repeatable"
+    )
+    parser.add_argument(
+        "--video-frames", type=int, default=8, metavar="N", help="of each video, evenly spaced (default: %(default)s)"
+    )
+
+
+def first_turn(arguments: argparse.Namespace, vision: Any) -> list[Any]:
+    """The images and videos of the options, as parts of a message; ``vision`` is the runtime's, or None.
+
+    A family that takes no videos gets the frames as images.
+
+    :raises RequestError: a file cannot be read, or is no image or video.
+    """
+    parts: list[Any] = [_image(Path(name)) for name in arguments.image]
+    for name in arguments.video:
+        video = _video(Path(name), arguments.video_frames)
+        parts += [video] if vision is None or vision.video_mark else list(video.frames)
+    return parts
+
+
+def media_report(prepared: Any) -> dict[str, Any]:
+    """How many tokens each image and video took, for the JSON report; empty without any."""
+    media = prepared.media[0] if prepared.media else None
+    if media is None or not media.items:
+        return {}
+    counts = [
+        {"kind": placed.item.kind, "tokens": len(placed.places), "grid": placed.item.grid} for placed in media.items
+    ]
+    return {"media": counts, "image_tokens": sum(media.token_counts)}
+
+
+def _image(path: Path) -> Any:
+    from ..vision.decode_compressed import decode_compressed
+
+    try:
+        return decode_compressed(path.suffix.lstrip("."), path.read_bytes())
+    except OSError as error:
+        raise RequestError(f"--image {path} cannot be read ({error.strerror}); check the path.") from None
+
+
+def _video(path: Path, count: int) -> Any:
+    from ..vision.opencv import opencv
+    from ..vision.processor import Video
+
+    if not 1 <= count <= MOST_FRAMES:
+        raise RequestError(f"--video-frames is {count}; want a whole number from 1 to {MOST_FRAMES}.")
+    cv2 = opencv()
+    if not path.is_file():
+        raise RequestError(f"--video {path} is no file; check the path.")
+    capture = cv2.VideoCapture(str(path))
+    try:
+        total, rate = int(capture.get(cv2.CAP_PROP_FRAME_COUNT)), float(capture.get(cv2.CAP_PROP_FPS))
+        wanted = sorted({round(index * max(total - 1, 0) / max(count - 1, 1)) for index in range(min(count, total))})
+        frames = []
+        for index in range(total):
+            if not capture.grab():
+                break
+            if index in wanted:
+                read, frame = capture.retrieve()
+                if read:
+                    frames.append(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB))
+    finally:
+        capture.release()
+    if not frames:
+        raise RequestError(f"--video {path} has no frame that OpenCV reads; give another file.")
+    return Video(frames, seconds_per_frame=total / (rate or 1.0) / len(frames))

@@ -1,0 +1,213 @@
+"""Pruned prompts answer as whole prompts in which nobody sees the tokens that were left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pruned_cases import FAMILIES as PRUNED
+from pruned_cases import dropped
+from test_vision_requests import SeededProcessor, check, request_of
+from vision_engines import LOWERINGS, engine, reference
+from vision_inputs import IMAGE
+
+import edgellm_ros.runtime.token_pruning as token_pruning
+import edgellm_ros.vision.runner as vision_runner
+from edgellm_ros.runtime.context_cache import ContextCacheConfig
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.runtime.request import LLMGenerationResponse
+from edgellm_ros.vision.media import MediaItem, PlacedItem, PromptMedia
+from edgellm_ros.vision.pruner import PrunedPrompt, PruningOutcome, PruningReport, VisualPrunerConfig, quota
+
+ANSWERS = json.loads((Path(__file__).parent.parent / "vision" / "pruned.json").read_text("utf-8"))
+HALF = VisualPrunerConfig(enabled=True, reduction_ratio=0.5, min_visual_tokens=1)
+
+
+@pytest.fixture
+def open_family(monkeypatch) -> Iterator[Any]:
+    runtimes = []
+
+    def opened(family: str, lowering: str = "onnxruntime", **options: Any) -> LLMInferenceRuntime:
+        monkeypatch.setattr(vision_runner, "open_processor", lambda path: SeededProcessor(family))
+        runtime = LLMInferenceRuntime(engine(family, lowering), backend="onnxruntime", threads=1, **options)
+        runtimes.append(runtime)
+        return runtime
+
+    yield opened
+    for runtime in runtimes:
+        runtime.close()
+
+
+@pytest.fixture
+def drop_as_the_reference(monkeypatch) -> None:
+    """Leave out what the reference masks, whatever the embeddings say."""
+
+    def choose(backend: Any, embeddings: Any, spans: Any, config: VisualPrunerConfig) -> PrunedPrompt:
+        prompt = [0] * embeddings.shape[0]
+        for start, stop in spans:
+            prompt[start:stop] = [IMAGE] * (stop - start)
+        gone = set(dropped(prompt, IMAGE))
+        before = prompt.count(IMAGE)
+        keep = tuple(place for place in range(len(prompt)) if place not in gone)
+        return PrunedPrompt(PruningReport(PruningOutcome.APPLIED, before, before - len(gone)), keep)
+
+    monkeypatch.setattr(token_pruning, "prune_prompt", choose)
+
+
+def cases(family: str) -> list[dict[str, Any]]:
+    """Prompts with images, and how the reference answers them without some of their tokens."""
+    rows = [row for row in reference(family)["answers"] if row["images"]]
+    return [{**row, **answer} for row, answer in zip(rows, ANSWERS[family], strict=True)]
+
+
+def run(runtime: LLMInferenceRuntime, rows: Sequence[dict[str, Any]], **options: Any) -> LLMGenerationResponse:
+    response = LLMGenerationResponse()
+    request = request_of(rows, **{"max_generate_length": 6, "visual_pruner": HALF, **options})
+    assert runtime.handle_request(request, response), runtime.last_refusal
+    assert response.messages == [""] * len(rows)
+    return response
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("family", PRUNED)
+def test_a_pruned_prompt_equals_the_masked_whole_one(open_family, drop_as_the_reference, family, lowering):
+    runtime = open_family(family, lowering)
+    rows = cases(family)
+    for row in rows:
+        check(run(runtime, [row]), [row])
+    response = run(runtime, rows)
+    check(response, rows)  # a ragged batch
+    for row, report, count in zip(rows, response.pruning, response.input_token_counts, strict=True):
+        visual = row["input_ids"].count(IMAGE)
+        assert report == PruningReport(PruningOutcome.APPLIED, visual, visual - len(dropped(row["input_ids"], IMAGE)))
+        assert count == len(row["input_ids"])
+
+
+@pytest.mark.parametrize("chunk", [1, 5])
+@pytest.mark.parametrize("family", PRUNED)
+def test_it_does_in_any_chunks(open_family, drop_as_the_reference, family, chunk):
+    rows = cases(family)
+    check(run(open_family(family, prefill_chunk=chunk), rows), rows)
+
+
+@pytest.mark.parametrize("family", ["smolvlm", "qwen3_vl"])
+def test_it_does_with_the_context_cache_and_never_takes_unpruned_blocks(open_family, drop_as_the_reference, family):
+    runtime = open_family(family, context_cache=ContextCacheConfig(1 << 24))
+    rows = cases(family)
+    whole = [row for row in reference(family)["answers"] if row["images"]]
+    off = VisualPrunerConfig()
+    for _ in range(2):
+        check(run(runtime, rows), rows)
+        check(run(runtime, whole, visual_pruner=off, max_generate_length=10), whole)
+    again = run(runtime, rows[1:])
+    assert again.reused_token_counts[0] >= 16
+    check(again, rows[1:])
+
+
+@pytest.mark.parametrize("family", PRUNED)
+def test_pruning_nothing_changes_no_bit(open_family, family):
+    runtime = open_family(family)
+    rows = [row for row in reference(family)["answers"] if row["images"]]
+    plain = run(runtime, rows, visual_pruner=VisualPrunerConfig())
+    nothing = run(runtime, rows, visual_pruner=VisualPrunerConfig(True, reduction_ratio=1e-6, min_visual_tokens=1))
+    assert nothing.output_ids == plain.output_ids
+    assert nothing.logprobs == plain.logprobs
+    assert [report.outcome for report in plain.pruning] == [PruningOutcome.OFF] * 2
+    assert [report.outcome for report in nothing.pruning] == [PruningOutcome.NOTHING_TO_DROP] * 2
+    assert [report.before for report in nothing.pruning] == [row["input_ids"].count(IMAGE) for row in rows]
+
+
+@pytest.mark.parametrize("family", PRUNED)
+def test_the_real_choice_meets_the_quota_of_every_image_and_repeats(open_family, family):
+    runtime = open_family(family)
+    rows = cases(family)
+    first, second = run(runtime, rows), run(runtime, rows)
+    assert first.output_ids == second.output_ids
+    for row, report in zip(rows, first.pruning, strict=True):
+        ids = np.array(row["input_ids"])
+        spans = token_pruning.runs(np.flatnonzero(ids == IMAGE).astype(np.int32))
+        assert report.outcome is PruningOutcome.APPLIED
+        assert report.after >= sum(quota(stop - start, 0.5) for start, stop in spans)
+        assert report.after < report.before
+    assert runtime.rank.get_multimodal_metrics().pruned_image_tokens == 2 * sum(
+        report.before - report.after for report in first.pruning
+    )
+
+
+def test_the_choice_sees_the_images_in_their_places(open_family, monkeypatch):
+    runtime = open_family("smolvlm")
+    (row,) = [row for row in reference("smolvlm")["answers"] if len(row["images"]) == 1]
+    seen = []
+    select = type(runtime.rank.backend).select_tokens
+
+    def spy(self: Any, embeddings: Any, spans: Any, *pivots: int) -> np.ndarray:
+        seen.append((embeddings.numpy().copy(), spans, pivots))
+        return select(self, embeddings, spans, *pivots)
+
+    monkeypatch.setattr(type(runtime.rank.backend), "select_tokens", spy)
+    run(runtime, [row])
+    ((embeds, (span,), pivots),) = seen
+    image = np.array(reference("smolvlm")["embeddings"][row["images"][0]][0]).reshape(-1, embeds.shape[1])
+    assert np.abs(embeds[span.start : span.stop] - image).max() < 1e-4
+    assert pivots == (4, 4)
+
+
+def test_settings_are_frozen_when_a_request_is_prepared_and_a_bad_one_changes_nothing(open_family):
+    runtime = open_family("smolvlm")
+    (row,) = [row for row in reference("smolvlm")["answers"] if len(row["images"]) == 1]
+    assert runtime.rank.visual_pruner_active is False
+    runtime.rank.set_visual_pruner_config(HALF)
+    assert runtime.rank.visual_pruner_active is True
+    prepared = runtime.prepare(request_of([row]))
+    with pytest.raises(Exception, match="reduction_ratio is 2"):
+        runtime.rank.set_visual_pruner_config({"enabled": True, "reduction_ratio": 2})
+    assert runtime.rank.visual_pruner_config is HALF
+    runtime.rank.set_visual_pruner_config(VisualPrunerConfig())
+    response = LLMGenerationResponse()
+    assert runtime.handle_request(prepared, response)
+    assert response.pruning[0].applied
+    assert run(runtime, [row], visual_pruner=None).pruning[0].outcome is PruningOutcome.OFF
+
+
+def test_a_window_of_cache_slots_is_a_reason_to_leave_a_prompt_as_it_is(open_family):
+    runtime = open_family("smolvlm")
+    rows = [row for row in reference("smolvlm")["answers"] if row["images"]]
+    runtime.rank.admission.pruner.window = True
+    response = run(runtime, rows, max_generate_length=10)
+    check(response, rows)
+    assert {report.outcome for report in response.pruning} == {PruningOutcome.SLIDING_WINDOW}
+
+
+def test_a_text_prompt_says_that_it_has_no_images(open_family):
+    (row,) = [row for row in reference("smolvlm")["answers"] if not row["images"]]
+    response = run(open_family("smolvlm"), [row], max_generate_length=10)
+    check(response, [row])
+    assert response.pruning == [PruningReport(PruningOutcome.NO_IMAGES)]
+
+
+def test_positions_places_and_blocks_of_what_stays():
+    item = MediaItem("image", np.empty(0), b"digest", "", "", 4)
+    media = PromptMedia((PlacedItem(item, np.array([1, 2, 4, 5], np.int32)),), blocks=((1, 6),))
+    keep = np.array([0, 2, 3, 5, 6])
+    left = token_pruning.pruned_media(media, keep, 7)
+    assert left.items[0].places.tolist() == [-1, 1, -1, 3]
+    assert left.items[0].span == (1, 4)
+    assert left.token_counts == (2,)
+    assert left.positions.tolist() == [keep.tolist()] * 3
+    assert left.delta == 2  # the next token is the fifth in the cache and the seventh in the prompt
+    assert left.blocks == ((1, 4),)
+    assert token_pruning.runs(media.items[0].places) == [(1, 3), (4, 6)]
+
+
+def test_what_is_left_of_an_image_is_part_of_its_name():
+    item = MediaItem("image", np.empty(0), b"digest", "", "", 3)
+    names = {
+        PlacedItem(item, np.array(places, np.int32)).digest
+        for places in ([4, 5, 6], [-1, 4, 5], [4, -1, 5], [4, 5, -1], [-1, -1, 4])
+    }
+    assert len(names) == 5
+    assert PlacedItem(item, np.array([4, 5, 6], np.int32)).digest == b"digest"

@@ -1,0 +1,113 @@
+"""The generate command with images and videos, over engines built from a configuration alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from vision_inputs import FAMILIES
+
+from edgellm_ros.cli.main import main
+from edgellm_ros.engine_format import BuilderLimits
+
+cv2 = pytest.importorskip("cv2")
+LIMITS = BuilderLimits(max_batch_size=2, max_input_len=176, max_kv_cache_capacity=192)
+HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "rescale_factor": 1 / 255}
+PROCESSORS = {
+    "qwen2_vl": {
+        **HALF, "patch_size": 3, "merge_size": 2, "temporal_patch_size": 2, "min_pixels": 144, "max_pixels": 432,
+    },
+    "paligemma": {**HALF, "size": {"height": 14, "width": 14}, "image_seq_length": 9},
+    "internvl": {
+        **HALF, "size": {"height": 24, "width": 24}, "crop_to_patches": False, "min_patches": 1, "max_patches": 2,
+    },
+}  # fmt: skip
+ARCHITECTURES = {
+    "qwen2_vl": "Qwen2VLForConditionalGeneration",
+    "internvl": "InternVLForConditionalGeneration",
+    "paligemma": "PaliGemmaForConditionalGeneration",
+}
+
+
+@pytest.fixture
+def built(tmp_path):
+    def build(family: str) -> str:
+        from edgellm_ros.builder.build import build_engine
+
+        folder = tmp_path / family
+        folder.mkdir()
+        config = {
+            **FAMILIES[family].config,
+            "architectures": [ARCHITECTURES[family]],
+            "model_type": family,
+            "downsample_ratio": 0.5,
+        }
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[family]))
+        return str(build_engine(folder, tmp_path / f"{family}-engine", limits=LIMITS, random_seed=2))
+
+    return build
+
+
+@pytest.fixture
+def files(tmp_path) -> Path:
+    picture = np.random.default_rng(0).integers(0, 255, (18, 24, 3), dtype=np.uint8)
+    cv2.imwrite(str(tmp_path / "a.jpg"), picture)
+    cv2.imwrite(str(tmp_path / "b.png"), picture[:12])
+    writer = cv2.VideoWriter(str(tmp_path / "v.avi"), cv2.VideoWriter_fourcc(*"MJPG"), 10, (24, 18))
+    for shift in range(9):
+        writer.write(np.roll(picture, shift, 1))
+    writer.release()
+    return tmp_path
+
+
+def report(capsys, *arguments: str) -> dict:
+    assert main(["generate", *arguments, "--max-tokens", "4", "--ignore-eos", "--json"]) == 0
+    content: dict = json.loads(capsys.readouterr().out)
+    return content
+
+
+def test_images_stand_before_the_prompt_and_their_tokens_are_told(built, files, capsys):
+    engine = built("qwen2_vl")
+    found = report(capsys, engine, "--prompt", "hi", "--image", str(files / "a.jpg"), "--image", str(files / "b.png"))
+    assert [row["kind"] for row in found["media"]] == ["image", "image"]
+    assert [row["grid"] for row in found["media"]] == [[1, 6, 8], [1, 4, 8]]
+    assert found["image_tokens"] == 12 + 8 == found["input_ids"].count(262)
+    assert len(found["output_ids"]) == 4
+    again = report(capsys, engine, "--prompt", "hi", "--image", str(files / "b.png"), "--image", str(files / "a.jpg"))
+    assert again["output_ids"] != found["output_ids"] or again["input_ids"] != found["input_ids"]
+    assert "media" not in report(capsys, engine, "--prompt", "hi")
+
+
+def test_a_video_is_one_item_with_time_where_the_family_has_it(built, files, capsys):
+    found = report(capsys, built("qwen2_vl"), "--prompt", "hi", "--video", str(files / "v.avi"), "--video-frames", "4")
+    assert found["media"] == [{"kind": "video", "tokens": 24, "grid": [2, 6, 8]}]
+    assert found["input_ids"].count(263) == 24
+
+
+def test_a_video_is_its_frames_where_the_family_has_only_images(built, files, capsys):
+    found = report(capsys, built("internvl"), "--prompt", "hi", "--video", str(files / "v.avi"), "--video-frames", "3")
+    assert [row["kind"] for row in found["media"]] == ["image"] * 3
+    assert found["image_tokens"] == 27
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--prompt", "hi", "--image", "nothing.png"), "--image nothing.png cannot be read"),
+        (("--prompt", "hi", "--image", "config.json"), "want JPEG"),
+        (("--prompt", "hi", "--video", "config.json"), "has no frame that OpenCV reads"),
+        (("--prompt", "hi", "--video", "nothing.avi"), "is no file"),
+        (("--prompt", "hi", "--video", "v.avi", "--video-frames", "0"), "--video-frames is 0"),
+        (("--input-ids", "5,6", "--image", "a.jpg"), "give the text with --prompt"),
+    ],
+    ids=["no file", "no image", "no video", "no video file", "no frames", "no prompt"],
+)
+def test_what_cannot_be_seen_is_refused_in_a_sentence(built, files, capsys, monkeypatch, options, sentence):
+    engine = built("qwen2_vl")
+    monkeypatch.chdir(files)
+    (files / "config.json").write_text("{}")
+    assert main(["generate", engine, *options]) == 2
+    assert sentence in capsys.readouterr().err
