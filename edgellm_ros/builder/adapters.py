@@ -33,29 +33,29 @@ class AdapterRoom:
     def add(self, graph: Graph, x: Value, y: Value, columns: int, targets: Sequence[AdapterTarget]) -> Value:
         """``y`` plus what the adapters change; y is the product of x [B,S,columns] with the targets' weights."""
         stack = AdapterStack(columns, tuple(targets))
-        names, count = input_names(len(self.stacks)), len(stack.targets)
+        count = len(stack.targets)
+        names = input_names(len(self.stacks), count)
         self.stacks.append(stack)
-        total: Dimension = "adapter_rows" if graph.lowering.varying_adapter_rows else self.format.total_rows
         down, up = (
-            graph.input(name, graph.element, [total, count * width])
+            graph.input(name, graph.element, [self._rows(graph, count), width])
             for name, width in zip(names, (columns, stack.rows), strict=True)
         )
-        if count > 1:
-            down, up = (
-                graph.node("Reshape", [value, graph.constant(np.array([-1, width], dtype=np.int64))])[0]
-                for value, width in ((down, columns), (up, stack.rows))
-            )
         (down,) = graph.node("Transpose", [down], perm=[1, 0])
         (inner,) = graph.node("MatMul", [x, down])
-        inner = graph.mul(inner, self._mask(graph, total, count))
+        inner = graph.mul(inner, self._mask(graph, count))
         return graph.add(y, graph.node("MatMul", [inner, up])[0])
 
-    def _mask(self, graph: Graph, total: Dimension, count: int) -> Value:
+    def _rows(self, graph: Graph, count: int) -> Dimension:
+        if graph.lowering.varying_adapter_rows:
+            return "adapter_rows" if count == 1 else f"adapter_rows_{count}"
+        return self.format.total_rows * count
+
+    def _mask(self, graph: Graph, count: int) -> Value:
         """The mask [B,1,L*count], each of its numbers ``count`` times in a row; once per graph and count."""
         key = f"adapter mask {count}"
         if key not in graph.remembered:
             if not any(info.name == MASK for info in graph.inputs):
-                graph.input(MASK, "float32", ["batch", total])
+                graph.input(MASK, "float32", ["batch", self._rows(graph, 1)])
             axis = graph.constant(np.array([2 if count > 1 else 1], dtype=np.int64))
             (mask,) = graph.node("Unsqueeze", [graph.as_element(MASK), axis])
             if count > 1:

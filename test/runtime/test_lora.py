@@ -156,6 +156,15 @@ def test_more_adapters_than_places_take_turns(runtime, folder):
         assert ids(runtime, asked(name)) == [expected(folder, name)]
 
 
+def test_a_place_keeps_nothing_of_the_adapter_before(runtime, folder):
+    """The second adapter leaves out most of what the first one filled."""
+    form = runtime.rank.adapters._form
+    write_adapter(folder / "some", form, 2, 9, targets=attention)
+    runtime.rank.load_lora_weights("some", folder / "some")
+    for name in ("a", "b", "some", "a", "some"):
+        assert ids(runtime, asked(name)) == [expected(folder, name)]
+
+
 def test_a_batch_that_needs_more_places_than_there_are_is_refused(runtime):
     assert not runtime.handle_request(asked("a", "b", "c"), LLMGenerationResponse())
     assert runtime.last_refusal.code is RefusalCode.NO_CAPACITY
