@@ -11,27 +11,51 @@ from ..adapter_format import MASK, MOST_RANK, MOST_SLOTS, AdapterFormat, Adapter
 from ..errors import CheckpointError
 from .graph import Dimension, Graph, Value
 
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
-@dataclass
-class AdapterRoom:
-    """Collects the products of one graph; see ``adapter_format``."""
+
+@dataclass(frozen=True)
+class AdapterLimits:
+    """What is asked for: adapters of up to ``rank``, ``slots`` of them in one batch, on the projections ``targets``.
+
+    Without ``targets`` there is room in all projections; with them a step costs less.
+
+    :raises CheckpointError: a number or name that there cannot be room for.
+    """
 
     rank: int
-    slots: int
-    stacks: list[AdapterStack] = field(default_factory=list)
+    slots: int = 4
+    targets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, value, most in (("lora_rank", self.rank, MOST_RANK), ("lora_slots", self.slots, MOST_SLOTS)):
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
                 raise CheckpointError(f"{name} is {value!r}; want a whole number from 1 to {most}.")
+        for target in self.targets:
+            if target not in PROJECTIONS:
+                raise CheckpointError(f"lora_targets has {target!r}; want some of {', '.join(PROJECTIONS)}.")
+
+    def concerns(self, modules: Sequence[str]) -> bool:
+        """Whether a product of these projections gets room."""
+        return not self.targets or any(module.rpartition(".")[2] in self.targets for module in modules)
+
+
+@dataclass
+class AdapterRoom:
+    """Collects the products of one graph; see ``adapter_format``."""
+
+    limits: AdapterLimits
+    stacks: list[AdapterStack] = field(default_factory=list)
 
     @property
     def format(self) -> AdapterFormat:
         """What the runtime needs to know."""
-        return AdapterFormat(self.rank, self.slots, tuple(self.stacks))
+        return AdapterFormat(self.limits.rank, self.limits.slots, tuple(self.stacks))
 
     def add(self, graph: Graph, x: Value, y: Value, columns: int, targets: Sequence[AdapterTarget]) -> Value:
         """``y`` plus what the adapters change; y is the product of x [B,S,columns] with the targets' weights."""
+        if not self.limits.concerns([target.module for target in targets]):
+            return y
         stack = AdapterStack(columns, tuple(targets))
         count = len(stack.targets)
         names = input_names(len(self.stacks), count)
