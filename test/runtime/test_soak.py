@@ -18,6 +18,7 @@ from soak_kinds import ADAPTERS, KINDS, ON_ANY_ENGINE, Asked, Kinds
 
 from edgellm_ros.adapter_format import AdapterFormat
 from edgellm_ros.backends.fake import FakeMode, FakeScript
+from edgellm_ros.builder.adapters import AdapterLimits
 from edgellm_ros.builder.build import build_engine
 from edgellm_ros.engine_format import BuilderLimits, open_engine_directory
 from edgellm_ros.errors import EdgeLLMError, SubmitError
@@ -179,7 +180,9 @@ def test_nothing_is_lost_or_ended_twice_and_memory_is_flat(tmp_path, count, pool
 def test_the_same_with_adapters_on_a_real_engine(tmp_path, count):
     """More adapters than places, on the CPU, with reuse of prompts."""
     limits = BuilderLimits(max_batch_size=4, max_input_len=320, max_kv_cache_capacity=384)
-    path = build_engine(family_engines.checkpoint("llama"), tmp_path / "engine", limits=limits, lora=(4, 2))
+    path = build_engine(
+        family_engines.checkpoint("llama"), tmp_path / "engine", limits=limits, lora=AdapterLimits(4, 2)
+    )
     form = AdapterFormat.from_config(open_engine_directory(path).config.extra)
     folders = {name: write_adapter(tmp_path / name, form, 3, seed) for seed, name in enumerate(ADAPTERS[1:])}
     tested = LLMInferenceRuntime(path, threads=1, lora_weights=folders, join_chunk=8, prefill_chunk=64,
