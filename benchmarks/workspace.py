@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,26 +50,28 @@ class Workspace:
         except ModuleNotFoundError as error:
             raise PreparationError(str(error)) from None
 
-    def engine_directory(self, precision: str) -> Path:
+    def engine_directory(self, precision: str, options: Sequence[str] = ()) -> Path:
         """An engine directory of SmolLM2, built by the command line; rebuilt when the builder's code changes.
 
         :raises PreparationError: the build failed.
         """
-        directory = self.cache / f"smollm2-{precision}-{builder_digest()}"
+        kind = "".join((precision, *(option.replace("--", "_") for option in options)))
+        directory = self.cache / f"smollm2-{kind}-{builder_digest()}"
         if not (directory / "manifest.json").is_file():
             self.say(f"building SmolLM2 {precision}")
             self.cache.mkdir(parents=True, exist_ok=True)
-            for old in self.cache.glob(f"smollm2-{precision}-*"):
+            for old in self.cache.glob(f"smollm2-{kind}-*"):
                 shutil.rmtree(old)
             command = [*build_command(), str(self.source), str(directory), "--precision", precision, *LIMITS]
+            command += options
             done = subprocess.run(command, cwd=ROOT, env=child_environment(), capture_output=True, text=True)
             if done.returncode:
                 raise PreparationError(f"edgellm build exited with {done.returncode}: {last_line(done.stderr)}")
         return directory
 
-    def ours(self, precision: str) -> EngineSpec:
-        """Our runtime on an engine directory of that precision."""
-        directory = self.engine_directory(precision)
+    def ours(self, precision: str, options: Sequence[str] = ()) -> EngineSpec:
+        """Our runtime on an engine directory of that precision, built with these options."""
+        directory = self.engine_directory(precision, options)
         return EngineSpec(f"edgellm {precision}", "benchmarks.ours:Runtime", {"engine_directory": str(directory)})
 
     def llama_cpp(self, kind: str) -> EngineSpec | SkippedPeer:

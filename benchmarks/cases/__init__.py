@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..harness import Case
 from ..workspace import Workspace
-from . import batch, build, decode, node, prefill, prefix
+from . import batch, build, decode, node, prefill, prefix, shaped
 
 CaseMaker = Callable[[Workspace], Case]
 
@@ -15,6 +15,7 @@ CASES: dict[str, CaseMaker] = {
     **batch.CASES,
     **prefill.CASES,
     **prefix.CASES,
+    **shaped.CASES,
     **node.CASES,
     **build.CASES,
 }

@@ -87,7 +87,11 @@ class GuideCompiler:
 
 
 class _Tokens:
-    """A tokenizer as llguidance asks for it."""
+    """A tokenizer as llguidance asks for it.
+
+    Where a guide leaves one continuation only, llguidance allows just the first token of that text as this encodes it.
+    So the tokens must give exactly the text: an encoder that puts a space before it is not asked.
+    """
 
     bos_token_id = None
 
@@ -96,9 +100,31 @@ class _Tokens:
         self.tokens = [tokenizer.token_bytes(token_id, False) for token_id in range(count)]
         self.special_token_ids = [token_id for token_id in range(count) if tokenizer.is_control(token_id)]
         self._encode = tokenizer.encode
+        special = {*self.special_token_ids, end_id}
+        self._ids = {piece: token_id for token_id, piece in enumerate(self.tokens) if piece and token_id not in special}
+        self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: bytes | str) -> list[int]:
-        return self._encode(text if isinstance(text, str) else text.decode("utf-8", "replace"), allow_control=False)
+        data = text.encode("utf-8") if isinstance(text, str) else text
+        try:
+            token_ids = self._encode(data.decode("utf-8"), allow_control=False)
+        except UnicodeDecodeError:
+            return self._longest_pieces(data)
+        exact = b"".join(self.tokens[token_id] for token_id in token_ids) == data
+        return token_ids if exact else self._longest_pieces(data)
+
+    def _longest_pieces(self, data: bytes) -> list[int]:
+        """The longest token that fits, again and again, up to bytes that no token has."""
+        token_ids: list[int] = []
+        start = 0
+        while start < len(data):
+            ends = range(min(len(data), start + self._longest), start, -1)
+            end = next((end for end in ends if data[start:end] in self._ids), 0)
+            if not end:
+                break
+            token_ids.append(self._ids[data[start:end]])
+            start = end
+        return token_ids
 
 
 class SequenceGuide:

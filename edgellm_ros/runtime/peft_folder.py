@@ -37,6 +37,8 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "trainable_token_indices": (None, [], {}),
     "target_parameters": (None, []),
     "megatron_config": (None,),
+    "alora_invocation_tokens": (None, []),
+    "arrow_config": (None,),
 }
 _CHANGED_BASE = ("pissa", "olora", "corda")  # ways to begin that change the base model's own weights
 

@@ -50,7 +50,7 @@ class RankModel:
             )
         self._directory = artifacts.directory
         self.tokenizer = artifacts.tokenizer
-        self._engine = OpenedEngine.open(artifacts.directory, backend, threads, sizes)
+        self._engine = OpenedEngine.open(artifacts, backend, threads, sizes)
         self.passed_over = self._engine.passed_over
         self.executor = self._engine.executor
         tensors = self.executor.adapters
