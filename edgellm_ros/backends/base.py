@@ -188,8 +188,16 @@ class Backend(Protocol):
     @property
     def name(self) -> str: ...
 
-    def open_engine(self, path: Path, *, cache_layout: CacheLayout | None = None) -> Engine:
+    def open_engine(
+        self,
+        path: Path,
+        *,
+        cache_layout: CacheLayout | None = None,
+        weights: Mapping[str, np.ndarray] | None = None,
+    ) -> Engine:
         """Load the graph at ``path`` (or that of an engine directory) and probe it.
+
+        ``weights`` takes the place of those that the graph says lie in files beside it; they are kept, not copied.
 
         :raises BackendError: it does not load, or its probe shows numbers this runtime cannot rely on.
         """
@@ -203,8 +211,8 @@ class Backend(Protocol):
 
     def allocate_sampler(self, rows: int, vocab_size: int) -> Sampler: ...
 
-    def open_embeddings(self, path: Path, *, scale: float = 1.0) -> EmbeddingTable:
-        """Map the ``embedding`` tensor [V,D] of a safetensors file (device memory on a GPU); read times ``scale``."""
+    def open_embeddings(self, path: Path, *, scale: float = 1.0, tensor: str = "embedding") -> EmbeddingTable:
+        """Map a tensor [V,D] of a safetensors file (device memory on a GPU); read times ``scale``."""
         ...
 
     def gather_embeddings(self, table: EmbeddingTable, token_ids: Tensor, out: Tensor) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
+
+import numpy as np
 
 from ..errors import BackendError
 from .base import CacheLayout
@@ -27,14 +30,20 @@ class CPUBackend(HostBackend):
         """``onnxruntime``."""
         return "onnxruntime"
 
-    def open_engine(self, path: Path, *, cache_layout: CacheLayout | None = None) -> CPUEngine:
+    def open_engine(
+        self,
+        path: Path,
+        *,
+        cache_layout: CacheLayout | None = None,
+        weights: Mapping[str, np.ndarray] | None = None,
+    ) -> CPUEngine:
         """Load ``llm.onnx`` (or another graph) and probe it.
 
         :raises BackendError: it does not load, its caches are not ``cache_layout``, or its probe shows numbers that
             this runtime cannot rely on.
         """
         self._check_open()
-        engine = CPUEngine(Path(path), self.threads)
+        engine = CPUEngine(Path(path), self.threads, weights)
         if cache_layout is not None and cache_layout != engine.cache_layout:
             raise BackendError(
                 f"{path} has caches {engine.cache_layout}; config.json wants {cache_layout}: "

@@ -25,11 +25,12 @@ _MOST_BINDINGS = 64  # shapes whose bindings are kept; a decode step uses one fo
 class CPUEngine:
     """One session. Bindings are made once for each set of shapes and first row: a step costs little beyond the run."""
 
-    def __init__(self, path: Path, threads: int) -> None:
+    def __init__(self, path: Path, threads: int, weights: Mapping[str, np.ndarray] | None = None) -> None:
         if path.is_dir():
             path = path / GRAPH_FILE
         self._path = path
-        self._session: Any = _open_session(path, threads)
+        self._weights = dict(weights or {})  # the session reads them where they are
+        self._session: Any = _open_session(path, threads, self._weights)
         self._run_options = onnxruntime.RunOptions()
         self._run_options.log_severity_level = _FATAL
         # It is looked up in every run, and to find that it is missing takes longer than all else around the run.
@@ -181,7 +182,7 @@ class CPUEngine:
         self.unbind()
 
 
-def _open_session(path: Path, threads: int) -> Any:
+def _open_session(path: Path, threads: int, weights: Mapping[str, np.ndarray]) -> Any:
     if not path.is_file():
         raise BackendError(f"{path} is missing; build the engine directory again.")
     options = onnxruntime.SessionOptions()
@@ -189,6 +190,9 @@ def _open_session(path: Path, threads: int) -> Any:
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = _FATAL
+    if weights:
+        values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
+        options.add_external_initializers(list(weights), values)
     try:
         # Its fallback would try the same provider again, after printing on the console.
         return onnxruntime.InferenceSession(

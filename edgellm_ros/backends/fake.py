@@ -253,12 +253,22 @@ class FakeBackend(HostBackend):
         """``fake``."""
         return "fake"
 
-    def open_engine(self, path: Path, *, cache_layout: CacheLayout | None = None) -> FakeEngine:
+    def open_engine(
+        self,
+        path: Path,
+        *,
+        cache_layout: CacheLayout | None = None,
+        weights: Mapping[str, np.ndarray] | None = None,
+    ) -> FakeEngine:
         """The script of an engine directory; ``path`` is the directory or any file in it.
 
         :raises EngineDirectoryError: no script there, or one that cannot be read.
         """
         self._check_open()
+        if weights is not None:
+            raise BackendError(
+                f"the backend {self.name} takes no weights from a checkpoint; build them into the engine."
+            )
         path = Path(path)
         directory = path if path.is_dir() else path.parent
         engine = FakeEngine(FakeScript.from_json(read_json(directory / FAKE_FILE)), self._released, self.hanging)

@@ -12,7 +12,7 @@ from ..errors import BackendError, MisuseError
 from . import host_rows
 from .base import DataType, Engine, RopeKind, Tensor, TokenSpan
 from .base import EmbeddingTable as EmbeddingTableProtocol
-from .host_embeddings import HostEmbeddingTable
+from .host_embeddings import TENSOR_NAME, HostEmbeddingTable
 from .host_sampler import HostSampler
 from .host_tensor import HostReadback, HostTensor, aligned_zeros, host_array
 from .token_selection import select_tokens
@@ -83,13 +83,13 @@ class HostBackend:
         self._check_open()
         return HostSampler(rows, vocab_size)
 
-    def open_embeddings(self, path: Path, *, scale: float = 1.0) -> HostEmbeddingTable:
-        """Map the ``embedding`` tensor of a safetensors file.
+    def open_embeddings(self, path: Path, *, scale: float = 1.0, tensor: str = TENSOR_NAME) -> HostEmbeddingTable:
+        """Map a tensor [V,D] of a safetensors file.
 
         :raises EngineDirectoryError: missing, damaged, or of an element type this runtime cannot read.
         """
         self._check_open()
-        table = HostEmbeddingTable(Path(path), scale)
+        table = HostEmbeddingTable(Path(path), scale, tensor)
         self._count("embeddings", table, table.nbytes)
         return table
 

@@ -2,83 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import math
-import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ..errors import EngineDirectoryError
 from .base import DataType
+from .safetensors_map import map_tensor, read_header
 
 TENSOR_NAME = "embedding"
 SCALE_NAME = "embedding_row_scale"  # float32 [V]; wanted when the embedding is int8
-_MAX_HEADER_BYTES = 100 * 2**20
-_TYPES = {
-    "F32": DataType.FLOAT32,
-    "F16": DataType.FLOAT16,
-    "BF16": DataType.BFLOAT16,
-    "I8": DataType.INT8,
-}
-
-
-def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header of a safetensors file and the offset of its data."""
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            prefix = file.read(8)
-            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-            if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
-                raise EngineDirectoryError(f"{path} is not a safetensors file; build the engine directory again.")
-            header = json.loads(file.read(length))
-    except OSError as error:
-        raise EngineDirectoryError(
-            f"{path} cannot be read ({error.strerror}); build the engine directory again."
-        ) from None
-    except ValueError:
-        raise EngineDirectoryError(f"{path} has a damaged header; build the engine directory again.") from None
-    if not isinstance(header, dict):
-        raise EngineDirectoryError(f"{path} has a damaged header; build the engine directory again.")
-    return header, 8 + length
-
-
-def _map_tensor(path: Path, name: str, header: dict[str, Any], start: int) -> tuple[np.ndarray, DataType]:
-    """A read-only view of one tensor of the file."""
-    try:
-        entry = header[name]
-        dtype = _TYPES[entry["dtype"]]
-        shape = tuple(int(size) for size in entry["shape"])
-        first, last = (int(offset) for offset in entry["data_offsets"])
-    except KeyError as error:
-        raise EngineDirectoryError(
-            f"{path} has no usable tensor {name!r} ({error.args[0]}); want one of {', '.join(sorted(_TYPES))}."
-        ) from None
-    except (TypeError, ValueError):
-        raise EngineDirectoryError(f"{path} describes {name!r} wrongly; build the engine directory again.") from None
-    wanted = math.prod(shape) * dtype.numpy.itemsize
-    if last - first != wanted or first < 0 or start + last > path.stat().st_size or wanted == 0:
-        raise EngineDirectoryError(
-            f"{path} holds {last - first} bytes for {name!r} {shape}; want {wanted}: build the engine directory again."
-        )
-    return np.memmap(path, dtype=dtype.numpy, mode="r", offset=start + first, shape=shape), dtype
 
 
 class HostEmbeddingTable:
     """Rows of float32, float16, bfloat16, or int8 with one float32 scale a row; gathered as float32."""
 
-    def __init__(self, path: Path, scale: float = 1.0) -> None:
-        header, start = _read_header(path)
-        values, self._dtype = _map_tensor(path, TENSOR_NAME, header, start)
+    def __init__(self, path: Path, scale: float = 1.0, tensor: str = TENSOR_NAME) -> None:
+        header, start = read_header(path)
+        values, self._dtype = map_tensor(path, tensor, header, start)
         if values.ndim != 2:
-            raise EngineDirectoryError(f"{path}: {TENSOR_NAME!r} has shape {values.shape}; want [V, D].")
+            raise EngineDirectoryError(f"{path}: {tensor!r} has shape {values.shape}; want [V, D].")
         # The plain view: indexing np.memmap itself costs several microseconds in its subclass hooks.
         self._values = values.view(np.ndarray)
         self._row_scales: np.ndarray | None = None
         if self._dtype is DataType.INT8:
-            scales, scale_dtype = _map_tensor(path, SCALE_NAME, header, start)
+            scales, scale_dtype = map_tensor(path, SCALE_NAME, header, start)
             if scales.size != values.shape[0] or scale_dtype is not DataType.FLOAT32:
                 raise EngineDirectoryError(
                     f"{path}: {SCALE_NAME!r} is {scale_dtype.value} {scales.shape}; want float32 ({values.shape[0]},)."

@@ -81,7 +81,7 @@ def _write_file(path: Path, content: bytes) -> None:
 def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: ProgressCallback) -> None:
     vision = plan.vision
     total = plan.graph_files.data_size if plan.answers else 0
-    total += plan.sizes[EMBEDDING_FILE]
+    total += plan.sizes.get(EMBEDDING_FILE, 0)
     total += 0 if vision is None else vision.files.data_size
     total += 0 if plan.policy is None else sum(plan.policy.sizes.values())
     done = 0
@@ -94,9 +94,11 @@ def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: Progres
     if plan.calibration is not None:
         plan = _calibrated(plan, directory / "calibration", progress)
     if plan.answers:
-        write_weights(plan.graph, plan.graph_files, directory / DATA_FILE, step)
         _write_file(directory / GRAPH_FILE, plan.graph_files.model)
-    write_embedding(plan.embedding, directory / EMBEDDING_FILE, step, plan.graph.precision.embedding)
+    if plan.answers and not plan.weightless:
+        write_weights(plan.graph, plan.graph_files, directory / DATA_FILE, step)
+    if not plan.weightless:
+        write_embedding(plan.embedding, directory / EMBEDDING_FILE, step, plan.graph.precision.embedding)
     _write_file(directory / CONFIG_FILE, dump_json(plan.config.to_json()))
     for name, content in plan.tokenizer_files.items():
         _write_file(directory / name, content)
@@ -160,6 +162,7 @@ def build_engine(
     text_only: bool = False,
     policy_settings: Path | None = None,
     calibrate: bool = True,
+    weightless: bool = False,
 ) -> Path:
     """Build ``output`` from a Hugging Face folder, a ``.gguf`` file or a name of ``WHEEL_MODELS``; returns its path.
 
@@ -169,7 +172,7 @@ def build_engine(
     does not grow with the model, but for the calibration of int8 and int4, which runs the model at eight bits.
     ``block_size`` is that of int4, 32 or 64. ``limits`` defaults to batch 4, input 1024, cache 4096 or what the model
     allows. ``hidden_states`` names layers, from 1 on, whose states the engine gives too. ``lora`` (rank, slots) leaves
-    room for adapters.
+    room for adapters. A ``weightless`` engine (fp32, of a folder) is read together with its checkpoint.
 
     A vision-language model gets its image tower under ``visual``, at ``vision_precision`` (fp32, fp16 or int8; that of
     the text, int8 where the text has fewer bits), unless it is ``text_only``. A policy gets its action engines under
@@ -195,6 +198,7 @@ def build_engine(
             text_only=text_only,
             policy_settings=read_policy_settings(policy_settings),
             calibrate=calibrate and random_seed is None,
+            weightless=weightless,
         )
         fingerprint = _fingerprint(plan, report)
         if holds_build(place, fingerprint):

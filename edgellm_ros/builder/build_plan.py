@@ -28,6 +28,7 @@ from .quantize import precision as find_precision
 from .smoothing import Smoothing, smoothing
 from .text_checkpoint import text_checkpoint
 from .vision_build import VisionPlan, find_vision_precision, plan_vision
+from .weight_bindings import weight_bindings
 from .weights import Weight, checkpoint_weight
 
 DEFAULT_BATCH, DEFAULT_INPUT, DEFAULT_CAPACITY = 4, 1024, 4096
@@ -57,6 +58,7 @@ class BuildPlan:
     smoothing: Smoothing | None = None
     vision: VisionPlan | None = None
     policy: PolicyPlan | None = None
+    weightless: bool = False
 
     @property
     def answers(self) -> bool:
@@ -73,9 +75,12 @@ class BuildPlan:
     def sizes(self) -> dict[str, int]:
         """Bytes of every file but the manifest."""
         text = {GRAPH_FILE: len(self.graph_files.model), DATA_FILE: self.graph_files.data_size}
+        embedding = {EMBEDDING_FILE: embedding_size(self.embedding.shape, self.graph.precision.embedding)}
+        if self.weightless:
+            text, embedding = {GRAPH_FILE: text[GRAPH_FILE]}, {}
         return {
             **(text if self.answers else {}),
-            EMBEDDING_FILE: embedding_size(self.embedding.shape, self.graph.precision.embedding),
+            **embedding,
             CONFIG_FILE: len(dump_json(self.config.to_json())),
             **{name: len(content) for name, content in self.tokenizer_files.items()},
         }
@@ -160,11 +165,13 @@ def plan_build(
     text_only: bool = False,
     policy_settings: PolicySettings | None = None,
     calibrate: bool = True,
+    weightless: bool = False,
 ) -> BuildPlan:
     """Check the checkpoint and describe the engine; reads no weights.
 
     ``calibrate``: what a text shows about the inputs of matrices decides how these are rounded. With ``lora`` (rank,
-    slots) they are not smoothed, for adapters expect inputs as they were in training.
+    slots) they are not smoothed, for adapters expect inputs as they were in training. A ``weightless`` engine leaves
+    them in the checkpoint.
 
     :raises CheckpointError: the checkpoint or a setting is refused.
     """
@@ -218,18 +225,23 @@ def plan_build(
 
     calibrated = calibrate and (stored.bits == 4 or smoothed is not None)
     graph = make_graph(stored)
+    engine_config = _engine_config(config, checkpoint.eos_token_ids, limits, stored, room[-1].format if room else None)
+    if weightless:
+        bindings = weight_bindings(checkpoint, graph, embedding)
+        engine_config = replace(engine_config, extra={**engine_config.extra, **bindings})
     return BuildPlan(
         checkpoint=checkpoint,
         graph=graph,
         graph_files=lay_out(graph, config.family),
         embedding=embedding,
-        config=_engine_config(config, checkpoint.eos_token_ids, limits, stored, room[-1].format if room else None),
+        config=engine_config,
         tokenizer_files=checkpoint.tokenizer_files(),
         make_graph=make_graph,
         calibration=Calibration(config, used, stored) if calibrated else None,
         smoothing=smoothed,
         vision=vision,
         policy=policy,
+        weightless=weightless,
     )
 
 

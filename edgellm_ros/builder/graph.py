@@ -16,7 +16,7 @@ from ..engine_format import GRAPH_FILE
 from .elements import scalar, stored_dtype
 from .input_moments import InputMoments
 from .quantize import Precision, element_bands
-from .weights import Weight
+from .weights import Weight, WeightPart
 
 if TYPE_CHECKING:
     from .lowerings.base import Lowering
@@ -88,6 +88,7 @@ class Parameter:
     tensors: tuple[StoredTensor, ...]
     bands: Callable[[], Iterator[tuple[np.ndarray, ...]]]
     axis: int = 0
+    parts: tuple[WeightPart, ...] = ()  # where it is elements as the checkpoint's tensors give them
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,12 @@ class Graph:
             self.references.append((stored, shared))
         else:
             self.parameters.append(
-                Parameter(weight.name, (stored,), lambda: ((band,) for band in element_bands(weight, self.element)))
+                Parameter(
+                    weight.name,
+                    (stored,),
+                    lambda: ((band,) for band in element_bands(weight, self.element)),
+                    parts=weight.parts,
+                )
             )
         return Value(stored.name)
 

@@ -48,6 +48,34 @@ class PlanOptions:
             raise CheckpointError(f"workspace is {self.workspace!r} bytes; want a whole number from 1 MB to 1 TB.")
 
 
+def check_lowering(lowering: str) -> tuple[int, int]:
+    """The oldest TensorRT that compiles plans of a lowering. :raises CheckpointError: it has no plan."""
+    oldest = LOWERINGS.get(lowering)
+    if oldest is None:
+        raise CheckpointError(
+            f"a plan is asked of the lowering {lowering!r}, which has none; want --lowering {' or '.join(LOWERINGS)}."
+        )
+    return oldest
+
+
+def check_compiler(lowering: str, precision: str, api: TensorRT | None = None) -> TensorRT:
+    """TensorRT, once it is known to take such graphs; worth asking before one is built.
+
+    :raises CheckpointError: the lowering has no plan, or it or the precision is for a newer TensorRT than the
+        installed one.
+    :raises MissingPackageError: TensorRT is not installed.
+    """
+    oldest = check_lowering(lowering)
+    api = api or TensorRT()
+    if api.number < oldest:
+        raise CheckpointError(
+            f"the lowering {lowering!r} wants TensorRT {oldest[0]}.{oldest[1]} or newer; {api.version} "
+            "is installed: build with '--lowering tensorrt_legacy'."
+        )
+    precision_flag(api, precision)
+    return api
+
+
 def compile_plan(
     directory: Path | str,
     options: PlanOptions | None = None,
@@ -66,18 +94,7 @@ def compile_plan(
     """
     options = options or PlanOptions()
     found = open_engine_directory(directory)
-    oldest = LOWERINGS.get(found.manifest.lowering)
-    if oldest is None:
-        raise CheckpointError(
-            f"{found.path} has the lowering {found.manifest.lowering!r}, which has no plan; build it with one of "
-            f"{', '.join(LOWERINGS)}."
-        )
-    api = api or TensorRT()
-    if api.number < oldest:
-        raise CheckpointError(
-            f"the lowering {found.manifest.lowering!r} wants TensorRT {oldest[0]}.{oldest[1]} or newer; {api.version} "
-            "is installed: build with '--lowering tensorrt_legacy'."
-        )
+    api = check_compiler(found.manifest.lowering, found.manifest.precision, api)
     owned = device is None
     device = device or Device()
     try:

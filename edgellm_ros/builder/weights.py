@@ -16,17 +16,27 @@ Blocks = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
+class WeightPart:
+    """A tensor of the checkpoint, and what is done to it: ``steps`` of ("multiply" | "add", number), in float32."""
+
+    tensor: str
+    steps: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Weight:
     """A tensor [rows, ...] of a model that is still in its file; ``name`` says which for messages.
 
     ``read(start, stop)`` gives float32 rows. ``read_int8(start, stop)`` gives int8 [n, columns/32, 32] and float32
-    scales [n, columns/32], or None where the file does not hold that form.
+    scales [n, columns/32], or None where the file does not hold that form. ``parts`` says the same as data: tensors
+    of the checkpoint one below the other; none where it cannot be said so.
     """
 
     name: str
     shape: tuple[int, ...]
     read: Callable[[int, int], np.ndarray]
     read_int8: Callable[[int, int], Blocks | None]
+    parts: tuple[WeightPart, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -62,7 +72,7 @@ def checkpoint_weight(checkpoint: Checkpoint, name: str) -> Weight:
     def read_int8(start: int, stop: int) -> Blocks | None:
         return checkpoint.read_int8_blocks(name, start, stop)
 
-    return Weight(name, checkpoint.shapes[name], read, read_int8)
+    return Weight(name, checkpoint.shapes[name], read, read_int8, (WeightPart(name),))
 
 
 def stack_rows(weights: Sequence[Weight]) -> Weight:
@@ -88,7 +98,8 @@ def stack_rows(weights: Sequence[Weight]) -> Weight:
         return np.concatenate([block[0] for block in found]), np.concatenate([block[1] for block in found])
 
     name = "+".join(weight.name for weight in weights)
-    return Weight(name, (int(starts[-1]), *weights[0].shape[1:]), read, read_int8)
+    told = tuple(part for weight in weights for part in weight.parts) if all(each.parts for each in weights) else ()
+    return Weight(name, (int(starts[-1]), *weights[0].shape[1:]), read, read_int8, told)
 
 
 def scaled(weight: Weight, factor: float) -> Weight:
@@ -104,7 +115,7 @@ def scaled(weight: Weight, factor: float) -> Weight:
         blocks = weight.read_int8(start, stop)
         return None if blocks is None else (blocks[0], np.asarray(blocks[1] * multiplier, dtype=np.float32))
 
-    return Weight(f"{weight.name}*{multiplier}", weight.shape, read, read_int8)
+    return Weight(f"{weight.name}*{multiplier}", weight.shape, read, read_int8, _after(weight, "multiply", factor))
 
 
 def shifted(weight: Weight, offset: float) -> Weight:
@@ -115,4 +126,9 @@ def shifted(weight: Weight, offset: float) -> Weight:
     def read(start: int, stop: int) -> np.ndarray:
         return np.asarray(weight.read(start, stop) + np.float32(offset), dtype=np.float32)
 
-    return Weight(f"{weight.name}+{offset:g}", weight.shape, read, lambda start, stop: None)
+    name = f"{weight.name}+{offset:g}"
+    return Weight(name, weight.shape, read, lambda start, stop: None, _after(weight, "add", offset))
+
+
+def _after(weight: Weight, step: str, number: float) -> tuple[WeightPart, ...]:
+    return tuple(WeightPart(part.tensor, (*part.steps, (step, number))) for part in weight.parts)

@@ -13,8 +13,7 @@ from ..builder.build import Progress, build_engine
 from ..builder.build_check import check_build
 from ..builder.build_plan import DEFAULT_BATCH, DEFAULT_CAPACITY, DEFAULT_INPUT
 from ..builder.lowerings import LOWERINGS
-from ..builder.tensorrt_build import DEFAULT_WORKSPACE, PlanOptions, compile_plan
-from ..builder.tensorrt_build import LOWERINGS as PLAN_LOWERINGS
+from ..builder.tensorrt_build import DEFAULT_WORKSPACE, PlanOptions, check_compiler, check_lowering, compile_plan
 from ..builder.wheel_models import WHEEL_MODELS
 from ..engine_format import BuilderLimits
 from ..errors import CheckpointError
@@ -71,6 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lora-rank", type=int, metavar="R", help="leave room for LoRA adapters of up to this rank")
     parser.add_argument(
         "--lora-slots", type=int, metavar="N", help="adapters that one batch may use at most, with --lora-rank (4)"
+    )
+    parser.add_argument(
+        "--weightless",
+        action="store_true",
+        help="leave the weights in CHECKPOINT (a folder; fp32), which the runtime then needs too",
     )
     parser.add_argument(
         "--random-weights",
@@ -136,10 +140,8 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Build; 0 when the directory stands. A termination leaves as little behind as an interrupt."""
     limits = _limits(arguments)
-    if arguments.plan and arguments.lowering not in PLAN_LOWERINGS:
-        raise CheckpointError(
-            f"--plan is given with the lowering {arguments.lowering!r}; want --lowering {' or '.join(PLAN_LOWERINGS)}."
-        )
+    if arguments.plan:
+        check_lowering(arguments.lowering)
     if arguments.lora_slots is not None and arguments.lora_rank is None:
         raise CheckpointError("--lora-slots is given without --lora-rank; add it.")
     signal.signal(signal.SIGTERM, _terminate)
@@ -161,16 +163,18 @@ def run(arguments: argparse.Namespace) -> int:
         "vision_precision": arguments.vision_precision,
         "text_only": arguments.text_only,
         "hidden_states": arguments.hidden_states,
+        "weightless": arguments.weightless,
         "lora": None if arguments.lora_rank is None else (arguments.lora_rank, arguments.lora_slots or 4),
         "random_seed": arguments.seed if arguments.random_weights else None,
     }
     if arguments.check:
         print("\n".join(check_build(arguments.checkpoint, arguments.output, **settings).lines()))
         return 0
+    api = check_compiler(arguments.lowering, arguments.precision) if arguments.plan else None
     try:
         path = build_engine(arguments.checkpoint, arguments.output, progress=progress, **settings)
-        if arguments.plan:
-            compile_plan(path, PlanOptions(arguments.workspace << 20), line.plan)
+        if api is not None:
+            compile_plan(path, PlanOptions(arguments.workspace << 20), line.plan, api=api)
     finally:
         line.close()
     done = "was built already" if skipped else f"built in {time.monotonic() - start:.1f} s"

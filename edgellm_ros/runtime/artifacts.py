@@ -12,6 +12,7 @@ from ..engine_format import EngineDirectory, open_engine_directory
 from ..errors import EdgeLLMError, EngineDirectoryError, RefusalCode
 from ..json_values import shown
 from ..vision.visual_directory import VisualDirectory, find_visual_directory, open_visual_directory
+from .checkpoint_weights import WeightSource
 from .executor import ModelExecutor
 from .tokenizer import Tokenizer
 
@@ -23,6 +24,7 @@ class ModelArtifacts:
     directory: EngineDirectory
     tokenizer: Tokenizer
     visual: VisualDirectory | None = None
+    source: WeightSource | None = None  # None: the directory itself
 
     @classmethod
     def load(
@@ -32,14 +34,17 @@ class ModelArtifacts:
         *,
         tokenizer: Tokenizer | None = None,
         chat_template: Any | None = None,
+        checkpoint_dir: Path | str | None = None,
     ) -> ModelArtifacts:
         """Read a directory; a tokenizer or chat template that is given takes the place of its own.
 
-        The image tower is that of ``multimodal_engine_dir`` where it is given, else the directory's own, if it has one.
+        ``checkpoint_dir`` holds the weights of an engine that has none. The image tower is that of
+        ``multimodal_engine_dir`` where it is given, else the directory's own, if it has one.
 
         :raises EngineDirectoryError: the directory fails a check.
         """
         directory = open_engine_directory(engine_dir)
+        source = WeightSource.of(directory, checkpoint_dir)
         tokenizer = tokenizer or Tokenizer.from_directory(directory.path)
         if chat_template is not None:
             tokenizer.chat_template = chat_template
@@ -51,7 +56,7 @@ class ModelArtifacts:
                 f"{found} gives tokens of {visual.tower.hidden_size} numbers; the language model takes "
                 f"{directory.config.hidden_size}: build both of one checkpoint."
             )
-        return cls(directory, tokenizer, visual)
+        return cls(directory, tokenizer, visual, source)
 
 
 @dataclass(frozen=True)
@@ -87,12 +92,13 @@ class OpenedEngine:
 
     @classmethod
     def open(
-        cls, directory: EngineDirectory, backend: Backend | str | None, threads: int, sizes: StepSizes
+        cls, artifacts: ModelArtifacts, backend: Backend | str | None, threads: int, sizes: StepSizes
     ) -> OpenedEngine:
-        """Open the engine of a directory; all of it, or nothing is left open.
+        """Open the engine of a model; all of it, or nothing is left open.
 
         :raises BackendError: the device or engine library fails, or cannot run this directory.
         """
+        directory = artifacts.directory
         passed_over: list[str] = []
         owns_backend = backend is None or isinstance(backend, str)
         opened: Backend = (
@@ -107,6 +113,7 @@ class OpenedEngine:
                 prefill_chunk=sizes.prefill_chunk,
                 join_chunk=sizes.join_chunk,
                 mixed_positions=sizes.mixed_positions,
+                source=artifacts.source,
             )
         except BaseException:
             if owns_backend:

@@ -12,13 +12,15 @@ import numpy as np
 
 from ..adapter_format import AdapterFormat
 from ..backends.base import Backend, CacheLayout, SamplingRow
-from ..engine_format import EMBEDDING_FILE, EngineDirectory
+from ..engine_format import EngineDirectory
 from ..vision.media import PromptMedia
 from .adapter_tensors import AdapterTensors
+from .checkpoint_weights import WeightSource
 from .engine_calls import EngineCall, EngineCalls
 from .engine_tensors import EngineTensors, cache_dtype, check_embeddings
 from .engine_work import EngineWork, StepObserver
 from .executor_start import record_decode_steps, run_every_batch_size
+from .mixed_rows import MixedRows, chunk_length
 from .row_media import RowMedia
 
 NOT_FINITE = -1  # the id that the sampler gives for logits that are not finite
@@ -30,7 +32,8 @@ class ModelExecutor:
     ``prefill_chunk`` is the most prompt tokens of one engine call, ``join_chunk`` the same while other rows decode.
     ``mixed_positions`` is the most positions (rows times the longest chunk) of a call that holds both; None takes the
     engine's own measure, and an engine that cannot has none. ``score_chunk`` is the most positions of which ``score``
-    returns the logits at a time (0: it is not used, and takes no memory).
+    returns the logits at a time (0: it is not used, and takes no memory). ``source`` says where the weights lie, None
+    in the directory.
 
     :raises EngineDirectoryError: the graph wants an input that this version does not know.
     :raises BackendError: the engine does not load, or there is not enough memory.
@@ -45,6 +48,7 @@ class ModelExecutor:
         join_chunk: int = 64,
         mixed_positions: int | None = None,
         score_chunk: int = 0,
+        source: WeightSource | None = None,
     ) -> None:
         config = directory.config
         self.limits = config.limits
@@ -55,8 +59,11 @@ class ModelExecutor:
         self.observer: StepObserver | None = None
         self._backend = backend
         layout = CacheLayout(config.kv_layers, cache_dtype(config.kv_cache_dtype))
-        self.engine = backend.open_engine(directory.path, cache_layout=layout)
-        self.embeddings = backend.open_embeddings(directory.path / EMBEDDING_FILE, scale=config.embedding_scale)
+        source = source or WeightSource.of(directory, None)
+        self.engine = backend.open_engine(directory.path, cache_layout=layout, weights=source.weights)
+        self.embeddings = backend.open_embeddings(
+            source.embedding_file, scale=config.embedding_scale, tensor=source.embedding_tensor
+        )
         self.cache = backend.allocate_kv_cache(layout, self.limits.max_batch_size, self.limits.max_kv_cache_capacity)
         self.engine.bind_cache(self.cache)
         self.sampler = backend.allocate_sampler(self.limits.max_batch_size, self.vocab_size)
@@ -163,7 +170,7 @@ class ModelExecutor:
         return values
 
     def _padded(self, count: int, start: int) -> int:
-        return min(_bucket(count), self.most_positions, self.limits.max_kv_cache_capacity - start)
+        return min(chunk_length(count), self.most_positions, self.limits.max_kv_cache_capacity - start)
 
     def _run_chunk(
         self,
@@ -222,7 +229,7 @@ class ModelExecutor:
         count = min(self.join_chunk, len(prompt_ids) - start)
         if self.media.of(decoding) is not None:
             return False  # its chunk is put together from more than ids
-        return (decoding + 1) * _bucket(count) <= self.mixed_positions
+        return (decoding + 1) * chunk_length(count) <= self.mixed_positions
 
     def decode_and_prefill(
         self, token_ids: Sequence[int], past_lengths: Sequence[int], prompt_ids: Sequence[int], start: int
@@ -231,29 +238,16 @@ class ModelExecutor:
 
         :raises BackendError: the engine failed or was abandoned by the observer.
         """
-        decoding = len(token_ids)
-        end = min(start + self.join_chunk, len(prompt_ids))
-        chunk, batch = _bucket(end - start), decoding + 1
-        call = self.calls.get(batch, chunk, 0, max(*past_lengths, start) + chunk)
-        sampled_rows = batch if end == len(prompt_ids) else decoding
+        chunk = prompt_ids[start : start + self.join_chunk]
+        end = start + len(chunk)
+        rows = MixedRows(list(token_ids), [*past_lengths, start], chunk, end == len(prompt_ids))
+        width = chunk_length(len(chunk))
+        call = self.calls.get(len(token_ids) + 1, width, 0, max(rows.past_lengths) + width)
         self._standing = None
-        tokens, positions = self._host[:2, : batch * chunk].reshape(2, batch, chunk)
-        tokens[:decoding] = np.asarray(token_ids, np.int32)[:, None]
-        tokens[decoding, : end - start] = prompt_ids[start:end]
-        tokens[decoding, end - start :] = prompt_ids[end - 1]
-        past, query, last = self._host[2:, :batch]
-        past[:] = (*past_lengths, start)
-        query[:] = 1
-        query[decoding] = end - start
-        last[:] = query - 1
-        positions[:] = (past + self.media.offsets[:batch])[:, None] + np.arange(chunk, dtype=np.int32)
         with EngineWork(self.observer):
-            call.write(tokens, positions, past, query, last.reshape(batch, 1))
-            call.run()
-            logits, sampled = (view.prefix((sampled_rows, *view.shape[1:])) for view in (call.logits, call.sampled))
-            self.sampler.sample(logits, range(sampled_rows), sampled)
-            ids: list[int] = self._backend.read_async(sampled).wait().tolist()
-        return ids[:decoding], end, ids[decoding] if sampled_rows == batch else None
+            rows.write(call, self._host, width, self.media.offsets)
+            ids = rows.run(call, self.sampler, self._backend)
+        return ids[: len(token_ids)], end, ids[len(token_ids)] if rows.completes else None
 
     def _write(
         self,
@@ -300,8 +294,3 @@ class ModelExecutor:
     def close(self) -> None:
         """Free the engine."""
         self.engine.close()
-
-
-def _bucket(count: int) -> int:
-    """The chunk length for ``count`` tokens: few different shapes, little padding."""
-    return 1 << (count - 1).bit_length() if count <= 16 else -(-count // 16) * 16

@@ -47,6 +47,7 @@ class LLMInferenceRuntime:
         lora_weights: Mapping[str, Path | str] | None = None,
         join_chunk: int = 64,
         mixed_positions: int | None = None,
+        checkpoint_dir: Path | str | None = None,
     ) -> None:
         start = time.monotonic()
         self.rank = LLMRankRuntime(
@@ -59,6 +60,7 @@ class LLMInferenceRuntime:
             lora_weights=lora_weights,
             join_chunk=join_chunk,
             mixed_positions=mixed_positions,
+            checkpoint_dir=checkpoint_dir,
         )
         self.last_refusal: Refusal | None = None
         self._load_seconds = time.monotonic() - start

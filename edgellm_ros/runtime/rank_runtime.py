@@ -65,15 +65,15 @@ class LLMRankRuntime(RankModel):
         mixed_positions: int | None = None,
     ) -> None:
         sizes = StepSizes(prefill_chunk, join_chunk, mixed_positions)
-        refuse_unserved(
-            drafting_config=drafting_config,
-            checkpoint_dir=checkpoint_dir,
-            draft_checkpoint_dir=draft_checkpoint_dir,
-        )
+        refuse_unserved(drafting_config=drafting_config, draft_checkpoint_dir=draft_checkpoint_dir)
         self._mapping = ParallelMapping.of(mapping)
         self._mapping.check_single_rank()
         artifacts = ModelArtifacts.load(
-            engine_dir, multimodal_engine_dir, tokenizer=tokenizer, chat_template=chat_template
+            engine_dir,
+            multimodal_engine_dir,
+            tokenizer=tokenizer,
+            chat_template=chat_template,
+            checkpoint_dir=checkpoint_dir,
         )
         self._start(artifacts, backend, threads, sizes, context_cache, lora_weights)
 

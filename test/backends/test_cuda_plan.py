@@ -24,6 +24,7 @@ from edgellm_ros.builder.build import build_engine
 from edgellm_ros.builder.plan_profiles import profile_ranges
 from edgellm_ros.builder.random_weights import write_random_llama_checkpoint
 from edgellm_ros.builder.tensorrt_build import PlanOptions, compile_plan
+from edgellm_ros.cli.main import main
 
 LIMITS = BuilderLimits(3, 48, 160)
 
@@ -83,6 +84,21 @@ def test_a_precision_that_the_version_lacks_is_refused_in_a_sentence(checkpoint:
     made = build_engine(checkpoint, tmp_path / "engine", limits=LIMITS, lowering="tensorrt_legacy", precision="bf16")
     with pytest.raises(CheckpointError, match=r"'bf16'; TensorRT 8\.5\.3\.1 has no such numbers.*--precision fp16"):
         compile_pretended(made, "8.5.3.1")
+
+
+def test_a_plan_that_cannot_be_is_refused_before_anything_is_built(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = fake_tensorrt(FakeDriver(), "8.5.3.1")
+    monkeypatch.setattr("edgellm_ros.builder.tensorrt_build.TensorRT", lambda: TensorRT(module))
+    for options, sentence in (
+        (["--lowering", "tensorrt_legacy", "--precision", "bf16"], "has no such numbers"),
+        (["--lowering", "tensorrt", "--precision", "int4"], "wants TensorRT 10.15"),
+        (["--precision", "fp16"], "lowering 'onnxruntime', which has none"),
+    ):
+        assert main(["build", str(checkpoint), str(tmp_path / "engine"), "--plan", *options]) != 0
+        assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "engine").exists()
 
 
 @pytest.mark.parametrize(
@@ -209,7 +225,11 @@ def test_a_call_beyond_the_profiles_says_what_the_plan_takes(directory: Path) ->
 @pytest.mark.parametrize(
     ("lowering", "version", "sentence"),
     [
-        ("onnxruntime", "10.3.0", "lowering 'onnxruntime', which has no plan"),
+        (
+            "onnxruntime",
+            "10.3.0",
+            "lowering 'onnxruntime', which has none; want --lowering tensorrt or tensorrt_legacy",
+        ),
         ("tensorrt", "10.3.0", r"wants TensorRT 10.15 or newer; 10.3.0 is installed: .*tensorrt_legacy"),
         ("tensorrt", "8.5.3.1", "wants TensorRT 10.15"),
     ],

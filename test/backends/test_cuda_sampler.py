@@ -40,6 +40,9 @@ def logits_of(shape: str, size: int, random: np.random.Generator) -> np.ndarray:
     elif shape == "long tail":
         values = -np.log1p(np.arange(size))
         random.shuffle(values)
+    elif shape == "plateau":  # more that are equal than a list holds, above and below others
+        values = random.normal(1.5, 2.0, size)
+        values[random.random(size) < 0.6] = 1.5
     else:  # coarse: thousands of equal logits, zeros of both signs among them
         values = np.round(random.normal(0.0, 2.0, size))
         values[::7] = -0.0
@@ -77,18 +80,20 @@ def places(
 
 
 @pytest.mark.parametrize("size", [33, 1000, 49152, 151936], ids=str)
-@pytest.mark.parametrize("shape", ["normal", "flat", "nearly flat", "peaked", "long tail", "coarse"])
+@pytest.mark.parametrize("shape", ["normal", "flat", "nearly flat", "peaked", "long tail", "plateau", "coarse"])
 def test_every_draw_is_the_one_of_the_cpu(cuda: CUDABackend, shape: str, size: int) -> None:
     random = np.random.default_rng([size, len(shape)])
     rows = []
     for temperature in (0.0, 0.2, 1.0, 3.0):
-        for top_k in (0, 1, 40, size + 5):
+        for top_k in (0, 1, 40, 5000, size + 5):
             rows.append(
                 SamplingRow(
                     temperature=temperature,
                     top_k=top_k,
                     top_p=float(random.choice([1.0, 0.9, 0.5, 1e-6])),
-                    min_p=float(random.choice([0.0, 0.05, 0.5])),
+                    min_p=float(
+                        random.choice([0.0, 0.07, 0.45])
+                    ),  # no share of the long tail, which is one of whole numbers
                     repetition_penalty=float(random.choice([1.0, 1.2, 0.7])),
                     presence_penalty=float(random.choice([0.0, 0.5])),
                     frequency_penalty=float(random.choice([0.0, 0.25, -0.5])),
@@ -168,6 +173,28 @@ def test_masks_follow_their_row_and_forbid_what_they_say(cuda: CUDABackend) -> N
         answers.append(tokens)
     assert answers[0] == answers[1]
     assert answers[0][9][2] == -1
+
+
+@pytest.mark.parametrize("top_k", [3, 40, 100_000])
+def test_top_k_beyond_what_a_mask_allows_keeps_all_of_that(cuda: CUDABackend, top_k: int) -> None:
+    random = np.random.default_rng(top_k)
+    size, tokens = 151936, []
+    allowed = random.choice(size, 5, replace=False)
+    mask = np.zeros((size + 31) // 32 * 32, dtype=np.uint8)
+    mask[allowed] = 1
+    steps = [logits_of("normal", size, random)[None] for _ in range(12)]
+    for backend in (cuda, HostBackend()):
+        sampler = backend.allocate_sampler(1, size)
+        sampler.set_row(0, SamplingRow(temperature=1.0, top_k=top_k, top_p=0.9, seed=top_k), [1], 1)
+        sampler.set_mask(0, np.packbits(mask, bitorder="little").view(np.int32))
+        ids, tensor = backend.allocate((1,), DataType.INT32), backend.allocate((1, size), DataType.FLOAT32)
+        drawn = []
+        for logits in steps:
+            tensor.write(logits.copy())
+            sampler.sample(tensor, [0], ids)
+            drawn.append(int(ids.numpy()[0]))
+        tokens.append(drawn)
+    assert tokens[0] == tokens[1] and set(tokens[0]) <= set(allowed.tolist())
 
 
 @pytest.mark.parametrize("size", [500, 49152], ids=str)

@@ -93,7 +93,7 @@ def test_the_whole_surface(rank, directory):
     assert rank.last_refusal is None
 
 
-@pytest.mark.parametrize("option", ["lora_weights", "drafting_config", "checkpoint_dir", "draft_checkpoint_dir"])
+@pytest.mark.parametrize("option", ["lora_weights", "drafting_config", "draft_checkpoint_dir"])
 def test_options_beyond_this_engine_are_refused_by_name(directory, option):
     with pytest.raises(EdgeLLMError, match=option) as refused:
         LLMRankRuntime(directory[0], **{option: {"x": "y"}})

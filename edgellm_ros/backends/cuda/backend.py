@@ -11,6 +11,7 @@ import numpy as np
 
 from ...errors import BackendError, MisuseError
 from ..base import CacheLayout, DataType, EmbeddingTable, RopeKind, Tensor, TokenSpan
+from ..host_embeddings import TENSOR_NAME
 from ..token_selection import select_tokens
 from .device import Device
 from .embeddings import CUDAEmbeddingTable
@@ -70,13 +71,23 @@ class CUDABackend:
 
     # engines
 
-    def open_engine(self, path: Path, *, cache_layout: CacheLayout | None = None) -> EngineFrame:
+    def open_engine(
+        self,
+        path: Path,
+        *,
+        cache_layout: CacheLayout | None = None,
+        weights: Mapping[str, np.ndarray] | None = None,
+    ) -> EngineFrame:
         """Load the plan or graph at ``path`` (or that of an engine directory) and probe it.
 
         :raises BackendError: it does not load or does not fit this GPU, there is not enough memory, its caches are
             not ``cache_layout``, or its probe shows numbers that this runtime cannot rely on.
         """
         self._check_open()
+        if weights is not None:
+            raise BackendError(
+                f"the backend {self.name} takes no weights from a checkpoint; build them into the engine."
+            )
         path = Path(path)
         check_memory(self.device, path if path.is_dir() else path.parent, self._library)
         engine = self._load(path, own_graph=False)
@@ -154,13 +165,13 @@ class CUDABackend:
         self._check_open()
         return CUDASampler(self.device, self.kernels, self._recorder, rows, vocab_size)
 
-    def open_embeddings(self, path: Path, *, scale: float = 1.0) -> CUDAEmbeddingTable:
-        """Copy the ``embedding`` tensor of a safetensors file to the GPU.
+    def open_embeddings(self, path: Path, *, scale: float = 1.0, tensor: str = TENSOR_NAME) -> CUDAEmbeddingTable:
+        """Copy a tensor [V,D] of a safetensors file to the GPU.
 
         :raises EngineDirectoryError: missing, damaged, or of an element type this runtime cannot read.
         """
         self._check_open()
-        return CUDAEmbeddingTable(self.device, Path(path), scale)
+        return CUDAEmbeddingTable(self.device, Path(path), scale, tensor)
 
     # kernels
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ..base import DataType
-from ..host_embeddings import HostEmbeddingTable
+from ..host_embeddings import TENSOR_NAME, HostEmbeddingTable
 from .device import Device
 from .kernels import Kernels
 from .tensor import CUDAMemory, CUDATensor
@@ -28,8 +28,8 @@ class CUDAEmbeddingTable:
     :raises BackendError: out of memory.
     """
 
-    def __init__(self, device: Device, path: Path, scale: float = 1.0) -> None:
-        host = HostEmbeddingTable(path, scale)
+    def __init__(self, device: Device, path: Path, scale: float = 1.0, tensor: str = TENSOR_NAME) -> None:
+        host = HostEmbeddingTable(path, scale, tensor)
         self._shape, self._dtype, self._scale = host.shape, host.dtype, scale
         values, row_scales = host.values, host.row_scales
         self._values = CUDAMemory(device, values.nbytes, zero=False, kind="embeddings")
