@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 
 import numpy as np
 import pytest
@@ -109,7 +110,7 @@ def test_template_answers_are_right_and_others_wrong(kind):
     drawn = [question for _ in range(60) if (question := draw_question(rng, draw_scene(rng, fewest=2), kind))]
     assert len(drawn) > 10
     assert len({question.text.split(" the ")[0] for question in drawn}) >= len(PHRASES[kind]) - 2
-    for question, other in zip(drawn, drawn[1:], strict=False):
+    for question, other in itertools.pairwise(drawn):
         assert is_right(question, question.answer)
         assert is_right(question, other.answer) == (question.facts == other.facts)
         assert not is_right(question, "")
