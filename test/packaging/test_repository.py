@@ -60,9 +60,9 @@ def test_no_pictographs() -> None:
 def test_nothing_built_is_tracked() -> None:
     names = [path.relative_to(REPOSITORY).as_posix() for path in tracked_files()]
     assert [name for name in names if re.search(r"\.(pyc|onnx|gguf|so|egg-info)$|__pycache__", name)] == []
-    assert [
-        name for name in names if (REPOSITORY / name).is_file() and (REPOSITORY / name).stat().st_size > 2**20
-    ] == [SHIPPED_WEIGHTS]
+    assert [name for name in names if (REPOSITORY / name).is_file() and (REPOSITORY / name).stat().st_size > 2**20] == [
+        SHIPPED_WEIGHTS
+    ]
     assert (REPOSITORY / SHIPPED_WEIGHTS).stat().st_size <= 25_000_000
 
 
