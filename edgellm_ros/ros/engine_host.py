@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 
 from ..backends.base import DataType
 from ..engine_format import EngineDirectory, open_engine_directory
-from ..errors import BackendError, EngineDirectoryError, RefusalCode
+from ..errors import BackendError, EngineDirectoryError, MisuseError, RefusalCode
 from .parameters import EngineSettings, FakeSettings, Settings
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ..runtime.inference_runtime import LLMInferenceRuntime
     from ..runtime.request import LLMGenerationRequest
     from ..runtime.scheduler import RequestEngine, RequestHandle
@@ -113,6 +115,20 @@ class EngineHost:
     def count_control_tokens(self, text: str) -> int:
         """How many control tokens of this model are written in ``text``."""
         return self._runtime.tokenizer.count_control_tokens(text)
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether there is a tower for images."""
+        return self._runtime.rank.vision is not None
+
+    def token_boxes(self, height: int, width: int) -> np.ndarray:
+        """Where in an image of this size each of its tokens looks, as fractions; see ``vision.token_boxes``."""
+        from ..vision.token_boxes import token_boxes
+
+        vision = self._runtime.rank.vision
+        if vision is None:
+            raise MisuseError("the engine takes no images.")
+        return token_boxes(vision.processor, height, width)
 
     @property
     def healthy(self) -> bool:

@@ -19,13 +19,15 @@ from std_srvs.srv import SetBool, Trigger
 
 from ..errors import BackendError, EdgeLLMError, MisuseError, Refusal, RefusalCode
 from ..resources import resource_path
+from .cameras import refuse_unseen, unseen
 from .counters import Counters, Throttle
 from .dds_profile import PROFILE_NAME, profile_warning
 from .engine_host import EngineHost, release_memory
 from .history import ConversationHistory
-from .images import refuse_unseen, unseen
+from .images import CameraInputs
 from .monitor import Monitor, NodeState
 from .parameter_server import ParameterServer
+from .parameters import Settings
 from .publishers import Publishers, publishable, reliable
 from .qos_events import QosWatch
 from .requests import PromptBridge
@@ -193,11 +195,17 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Load the engine and warm it up."""
         settings = self.parameters.settings()
-        refuse_unseen(settings)
         self.monitor.say(f"Loading {settings.engine.directory or 'the fake engine'}.")
-        host = self.state.host = EngineHost.load(settings)
-        self.parameters.unserved = unseen
-        self.get_logger().info(f"Loaded {host.facts.summary} in {host.facts.load_time:.2f} s; text only.")
+        host = EngineHost.load(settings)
+        try:
+            self._open_cameras(host, settings)
+        except BaseException:
+            host.close()
+            raise
+        self.state.host = host
+        cameras = self.state.cameras
+        sees = f"cameras {', '.join(camera.topic for camera in cameras.cameras)}" if cameras else "text only"
+        self.get_logger().info(f"Loaded {host.facts.summary} in {host.facts.load_time:.2f} s; {sees}.")
         return TransitionCallbackReturn.SUCCESS
 
     @_transition(TransitionCallbackReturn.FAILURE)
@@ -205,7 +213,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
         """Start to answer prompts."""
         if self.state.host is None:
             raise MisuseError("no engine is loaded; clean up and configure the node.")
-        self.bridge.start(self.state.host)
+        self.bridge.start(self.state.host, self.state.cameras)
         return TransitionCallbackReturn.SUCCESS
 
     @_transition(TransitionCallbackReturn.ERROR)
@@ -236,9 +244,19 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
             self._free_engine()
         return TransitionCallbackReturn.SUCCESS
 
+    def _open_cameras(self, host: EngineHost, settings: Settings) -> None:
+        if not host.takes_images:
+            refuse_unseen(settings)
+            self.parameters.unserved = unseen
+            return
+        self.state.cameras = CameraInputs(self, settings, self.qos, self.warn, host.token_boxes)
+
     def _free_engine(self) -> None:
         host, self.state.host = self.state.host, None
+        cameras, self.state.cameras = self.state.cameras, None
         self.parameters.unserved = lambda _name, _value: None
+        if cameras is not None:
+            cameras.close()
         if host is None:
             return
         closed = host.close()
