@@ -15,6 +15,7 @@ from ..vision.runner import VisionRunner
 from ..vision.visual_directory import VisualDirectory
 from .admission import Admission
 from .artifacts import ModelArtifacts, OpenedEngine, StepSizes
+from .chat_template import special_token_names
 from .context_cache import ContextCache, ContextCacheConfig, ContextCacheMetrics
 from .decoding.vanilla import VanillaDecoding
 from .hidden_states import HiddenStates, HiddenStatesView
@@ -84,7 +85,9 @@ class RankModel:
             self._engine.close()
             raise
         self.executor.media.encode = vision.encode
-        self.tokenizer.media_format = MediaFormat(vision.image_mark, vision.video_mark)
+        bos = special_token_names(self.tokenizer.configuration).get("bos_token", "")
+        start = bos if directory.tower.blocks == "prompt" else ""
+        self.tokenizer.media_format = MediaFormat(vision.image_mark, vision.video_mark, start)
         return vision
 
     # -- what it is --------------------------------------------------------------------------------------------

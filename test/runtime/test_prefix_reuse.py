@@ -14,7 +14,7 @@ from edgellm_ros.backends.fake import FakeMode, FakeScript, Fault
 from edgellm_ros.errors import BackendError, EdgeLLMError, RefusalCode, RequestError
 from edgellm_ros.runtime.boundary import AdmitDecision
 from edgellm_ros.runtime.cache_policy import CacheCommitPolicy, CacheLookupPolicy
-from edgellm_ros.runtime.context_cache import ContextCacheConfig
+from edgellm_ros.runtime.context_cache import REPLAYED_TOKENS, ContextCacheConfig
 from edgellm_ros.runtime.rank_runtime import LLMRankRuntime
 from edgellm_ros.runtime.request import FinishReason, LLMGenerationResponse, Message, Request, SamplingParameters
 from edgellm_ros.runtime.scheduler import RequestEngine, RequestEngineConfig
@@ -42,13 +42,12 @@ def plain(tmp_path_factory):
         yield runtime
 
 
-def test_a_repeated_prompt_gives_the_same_and_computes_one_token(cached, plain):
+def test_a_repeated_prompt_gives_the_same_and_computes_its_end_alone(cached, plain):
     asked = request(turn("open", sampling=DRAWN, sampling_seed=4))
     first, second = answer(cached, asked), answer(cached, asked)
     assert outcome(first) == outcome(second) == outcome(answer(plain, asked))
     assert first.reused_token_counts == [0]
-    # Its last, partial block was completed by the answer, which this prompt cannot count on.
-    assert second.reused_token_counts == [first.input_token_counts[0] // 16 * 16]
+    assert second.reused_token_counts == [first.input_token_counts[0] - REPLAYED_TOKENS]
     metrics = cached.rank.get_prefill_metrics()
     assert metrics.reused_tokens == second.reused_token_counts[0]
     assert metrics.reused_tokens + metrics.computed_tokens == sum(first.input_token_counts + second.input_token_counts)
