@@ -271,7 +271,9 @@ def test_diagnostics_show_what_came_and_what_was_followed(start):
     )
     values = {value.key: value.value for value in bench.diagnostics["policy"].values}
     assert (
-        values["joint_states.taken"] == "1" and values["chunks.followed"] == "1" and json.loads(values["moving"]) is True
+        values["joint_states.taken"] == "1"
+        and values["chunks.followed"] == "1"
+        and json.loads(values["moving"]) is True
     )
 
 
