@@ -70,7 +70,12 @@ setup(
     maintainer_email="maintainers@edgellm-ros.example",
     license="Apache-2.0",
     packages=find_packages(include=[NAME, f"{NAME}.*"]),
-    package_data={NAME: ["py.typed"], f"{NAME}.backends.cuda": ["*.cu", "*.cuh"], f"{NAME}.ros": ["*.yaml"]},
+    package_data={
+        NAME: ["py.typed"],
+        f"{NAME}.backends.cuda": ["*.cu", "*.cuh"],
+        f"{NAME}.ros": ["*.yaml"],
+        f"{NAME}.tabletop": ["checkpoint/*", "checkpoint/vlm/*"],
+    },
     data_files=data_files(),
     cmdclass={"build_py": BuildWithSharedFiles},
     zip_safe=False,
@@ -86,6 +91,7 @@ setup(
     extras_require={
         "gpu": ["cuda-python>=12.6"],  # and tensorrt, or onnxruntime-gpu, as the machine has it
         "vision": ["opencv-python-headless>=4.8"],
+        "tabletop": ["opencv-python-headless>=4.8"],
         "build": ["onnx>=1.19,<2", "safetensors>=0.4", "gguf>=0.17"],
         "guided": ["llguidance>=1.9,<2"],
         "test": ["pytest>=8,<9", "pytest-timeout", "pytest-xdist", "hypothesis", "rosbags>=0.11", "psutil"],
