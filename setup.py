@@ -92,7 +92,7 @@ setup(
         "gpu": ["cuda-python>=12.6"],  # and tensorrt, or onnxruntime-gpu, as the machine has it
         "vision": ["opencv-python-headless>=4.8"],
         "tabletop": ["opencv-python-headless>=4.8"],
-        "build": ["onnx>=1.19,<2", "safetensors>=0.4", "gguf>=0.17"],
+        "build": ["onnx>=1.19,<2", "ml_dtypes>=0.5", "safetensors>=0.4", "gguf>=0.17"],
         "guided": ["llguidance>=1.9,<2"],
         "test": ["pytest>=8,<9", "pytest-timeout", "pytest-xdist", "hypothesis", "rosbags>=0.11", "psutil"],
         "bench": ["psutil", "transformers>=5,<6"],
