@@ -34,11 +34,11 @@ class ShapedRuntime(Runtime):
             "guided_decode_rate": 1 / guided[0],
         }
 
-    def adapter_decode(self, prompt_tokens: int, tokens: int, rank: int) -> dict[str, float]:
-        """Decoding with an adapter on every projection, against the same engine without one, before and after it."""
+    def adapter_decode(self, prompt_tokens: int, tokens: int, rank: int, targets: list[str]) -> dict[str, float]:
+        """Decoding with an adapter on some projections, against the same engine without one, before and after it."""
         if not self._runtime.rank.adapters.names:
             with TemporaryDirectory() as folder:
-                self._runtime.rank.load_lora_weights(ADAPTER, self._write_adapter(Path(folder), rank))
+                self._runtime.rank.load_lora_weights(ADAPTER, self._write_adapter(Path(folder), rank, tuple(targets)))
         free = self._timed(prompt_tokens, tokens)
         used = self._timed(prompt_tokens, tokens, lora_weights_name=ADAPTER)
         again = self._timed(prompt_tokens, tokens)
@@ -55,12 +55,12 @@ class ShapedRuntime(Runtime):
         inside = sum(end - start for start, end in self._spans if start >= times.first_token)
         return seconds / (tokens - 1), (seconds - inside) / (tokens - 1)
 
-    def _write_adapter(self, folder: Path, rank: int) -> Path:
-        """Small random weights for every projection of the engine."""
+    def _write_adapter(self, folder: Path, rank: int, targets: tuple[str, ...]) -> Path:
+        """Small random weights for the projections whose names end so."""
         random, tensors = np.random.default_rng(0), {}
         form = self._runtime.rank.executor.adapters.form  # type: ignore[union-attr]  # built with room
         for stack in form.stacks:
-            for target in stack.targets:
+            for target in (target for target in stack.targets if target.module.endswith(targets)):
                 for side, shape in (("A", (rank, stack.columns)), ("B", (target.rows, rank))):
                     tensors[f"{target.module}.lora_{side}.weight"] = random.normal(0, 1e-3, shape).astype("<f4")
         header, offset = {}, 0

@@ -18,6 +18,7 @@ from .harness import EngineSpec, PeerUnavailableError, SkippedPeer
 from .peers.gguf_llama import smollm2_gguf
 
 ROOT = Path(__file__).resolve().parent.parent
+GEMMA = "gemma3-270m"  # a model in wheels, by the name that our builder knows it by
 LIMITS = ("--max-batch", "4", "--max-input", "1024", "--max-kv", "1024")
 
 
@@ -50,28 +51,29 @@ class Workspace:
         except ModuleNotFoundError as error:
             raise PreparationError(str(error)) from None
 
-    def engine_directory(self, precision: str, options: Sequence[str] = ()) -> Path:
-        """An engine directory of SmolLM2, built by the command line; rebuilt when the builder's code changes.
+    def engine_directory(self, precision: str, options: Sequence[str] = (), model: str = "smollm2") -> Path:
+        """An engine directory of SmolLM2 or ``GEMMA``, built by the command line; rebuilt when the builder's code
+        changes.
 
         :raises PreparationError: the build failed.
         """
         kind = "".join((precision, *(option.replace("--", "_") for option in options)))
-        directory = self.cache / f"smollm2-{kind}-{builder_digest()}"
+        directory = self.cache / f"{model}-{kind}-{builder_digest()}"
         if not (directory / "manifest.json").is_file():
-            self.say(f"building SmolLM2 {precision}")
+            self.say(f"building {model} {precision}")
             self.cache.mkdir(parents=True, exist_ok=True)
-            for old in self.cache.glob(f"smollm2-{kind}-*"):
+            for old in self.cache.glob(f"{model}-{kind}-*"):
                 shutil.rmtree(old)
-            command = [*build_command(), str(self.source), str(directory), "--precision", precision, *LIMITS]
-            command += options
+            source = str(self.source) if model == "smollm2" else model
+            command = [*build_command(), source, str(directory), "--precision", precision, *LIMITS, *options]
             done = subprocess.run(command, cwd=ROOT, env=child_environment(), capture_output=True, text=True)
             if done.returncode:
                 raise PreparationError(f"edgellm build exited with {done.returncode}: {last_line(done.stderr)}")
         return directory
 
-    def ours(self, precision: str, options: Sequence[str] = ()) -> EngineSpec:
+    def ours(self, precision: str, options: Sequence[str] = (), model: str = "smollm2") -> EngineSpec:
         """Our runtime on an engine directory of that precision, built with these options."""
-        directory = self.engine_directory(precision, options)
+        directory = self.engine_directory(precision, options, model)
         return EngineSpec(f"edgellm {precision}", "benchmarks.ours:Runtime", {"engine_directory": str(directory)})
 
     def llama_cpp(self, kind: str) -> EngineSpec | SkippedPeer:
@@ -87,6 +89,26 @@ class Workspace:
             )
         except PeerUnavailableError as skip:
             return SkippedPeer(label, str(skip))
+
+    def llama_cpp_gemma(self) -> EngineSpec | SkippedPeer:
+        """llama.cpp on the file of ``GEMMA`` as it was published, of about four bits."""
+        from edgellm_ros.builder.wheel_models import WHEEL_MODELS
+
+        label = "llama.cpp q4_k_m"
+        try:
+            self._need(self.llama_python, "llama_cpp", "--llama-python")
+        except PeerUnavailableError as skip:
+            return SkippedPeer(label, str(skip))
+        path = self.cache / f"{GEMMA}.gguf"
+        if not path.is_file():
+            partial = path.with_suffix(".partial")
+            with partial.open("wb") as file:
+                for piece in WHEEL_MODELS[GEMMA].files():
+                    file.write(piece.read_bytes())
+            partial.rename(path)
+        return EngineSpec(
+            label, "benchmarks.peers.llama_cpp:LlamaCpp", {"model": str(path)}, interpreter=self.llama_python
+        )
 
     def torch(self) -> EngineSpec | SkippedPeer:
         """Transformers on torch, float32."""

@@ -1,11 +1,12 @@
 """Room for low-rank adapters in an engine: what the builder leaves, and what the runtime fills.
 
 An engine has ``slots`` places for adapters of up to ``rank``; each place is ``rank`` rows of L = slots * rank. Every
-product of the model that adapters may change has two more inputs: ``lora_a_<i>`` [L, targets * columns] and
-``lora_b_<i>`` [L, targets * rows], where a product of several projections at once (queries, keys and values) has one
-target for each. ``lora_mask`` [B,L] is 1 on the rows of the place that a sequence uses and 0 elsewhere:
+product of the model that adapters may change has two more inputs: ``lora_a_<i>`` [L, columns] and ``lora_b_<i>``
+[L, rows]. One of several projections at once (queries, keys and values) has a target for each: ``lora_a_<i>x3``
+[3 * L, columns] and ``lora_b_<i>x3`` [3 * L, rows], the rows of the targets in turns. ``lora_mask`` [B,L] is 1 on the
+rows of the place that a sequence uses and 0 elsewhere (each of its numbers stands for all targets):
 
-    y += ((x @ a.T) * mask) @ b          with a [L * targets, columns], b [L * targets, rows] seen as matrices
+    y += ((x @ a.T) * mask) @ b
 
 So sequences of one batch may use adapters of different ranks, and no weight is copied. Where L varies from run to run,
 only the first places, up to the last in use, are read.
@@ -13,6 +14,7 @@ only the first places, up to the last in use, are read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -109,15 +111,20 @@ class AdapterFormat:
             ) from None
 
 
-def input_names(stack: int) -> tuple[str, str]:
+def input_names(stack: int, targets: int) -> tuple[str, str]:
     """The inputs of one product."""
-    return f"lora_a_{stack}", f"lora_b_{stack}"
+    suffix = f"{stack}x{targets}" if targets > 1 else str(stack)
+    return f"lora_a_{suffix}", f"lora_b_{suffix}"
+
+
+_INPUT = re.compile(r"lora_[ab]_\d+(?:x(\d+))?")
 
 
 def free_sizes(name: str, batch: int, chunk: int) -> tuple[int, ...]:
     """What a probe takes for the varying dimensions of an input that it fills with zeros, in their order."""
     if name == MASK:
         return (batch, 1)
-    if name.startswith(("lora_a_", "lora_b_")):
-        return (1,)
+    adapter = _INPUT.fullmatch(name)
+    if adapter is not None:
+        return (int(adapter[1] or 1),)
     return (batch, chunk, 1, 1)

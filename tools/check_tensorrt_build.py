@@ -64,7 +64,7 @@ def cases() -> dict[str, tuple[Mapping[str, Any], str, str, BuilderLimits]]:
     for family in ("llama", "gemma2", "gemma3"):
         for precision in ("fp32", "fp16", "bf16"):
             found[f"{family} legacy {precision}"] = (TINY_FAMILIES[family], "tensorrt_legacy", precision, LIMITS)
-    for precision in ("fp32", "fp16", "bf16"):
+    for precision in ("fp32", "fp16", "bf16", "int4"):
         found[f"SmolLM2 135M {precision}"] = (SMOLLM2, "tensorrt", precision, BuilderLimits(1, 512, 2048))
     return found
 

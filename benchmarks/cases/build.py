@@ -27,4 +27,4 @@ def make(precision: str) -> Callable[[Workspace], Case]:
     return case
 
 
-CASES = {f"build_{precision}": make(precision) for precision in ("int8", "fp32")}
+CASES = {f"build_{precision}": make(precision) for precision in ("int8", "int4", "fp32")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..harness import Case, EngineSpec, Metric
-from ..workspace import Workspace
+from ..workspace import GEMMA, Workspace
 
 ARGUMENTS = {"prompt_tokens": 128, "tokens": 64}
 SHARE = (Metric("python_share", "% of a step", "< 5"), Metric("python_time", "us a step"))
@@ -19,6 +19,28 @@ def int8(workspace: Workspace) -> Case:
         "decode",
         ARGUMENTS,
         (workspace.llama_cpp("q8_0"),),
+    )
+
+
+def int4(workspace: Workspace) -> Case:
+    return Case(
+        "decode_int4",
+        workspace.ours("int4"),
+        (Metric("decode_rate", "tokens/s", ">= 1.00 x llama.cpp q4_0"), *SHARE),
+        "decode",
+        ARGUMENTS,
+        (workspace.llama_cpp("q4_0"),),
+    )
+
+
+def gemma(workspace: Workspace) -> Case:
+    return Case(
+        "decode_gemma3_int4",
+        workspace.ours("int4", model=GEMMA),
+        (Metric("decode_rate", "tokens/s", ">= 1.00 x llama.cpp q4_k_m"), *SHARE),
+        "decode",
+        ARGUMENTS,
+        (workspace.llama_cpp_gemma(),),
     )
 
 
@@ -38,4 +60,9 @@ def fp32(workspace: Workspace) -> Case:
     )
 
 
-CASES: dict[str, Callable[[Workspace], Case]] = {"decode_int8": int8, "decode_fp32": fp32}
+CASES: dict[str, Callable[[Workspace], Case]] = {
+    "decode_int8": int8,
+    "decode_int4": int4,
+    "decode_gemma3_int4": gemma,
+    "decode_fp32": fp32,
+}

@@ -197,7 +197,6 @@ def quantise(source: Path, destination: Path, kind: str) -> None:
     parameters = llama_cpp.llama_model_quantize_default_params()
     parameters.ftype = types[kind]
     parameters.allow_requantize = True
-    parameters.pure = kind == "q4_0"  # the head too, as our int4 engines have it
     temporary = destination.with_suffix(".partial")
     code = llama_cpp.llama_model_quantize(str(source).encode(), str(temporary).encode(), ctypes.byref(parameters))
     if code:

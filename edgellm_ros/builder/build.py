@@ -23,6 +23,7 @@ from ..engine_format import (
     BuilderLimits,
     Manifest,
 )
+from .adapters import AdapterLimits
 from .build_plan import BuildPlan, dump_json, plan_build
 from .checkpoint import Checkpoint, open_checkpoint
 from .embedding_file import write_embedding
@@ -157,7 +158,7 @@ def build_engine(
     random_seed: int | None = None,
     block_size: int | None = None,
     hidden_states: Collection[int] = (),
-    lora: tuple[int, int] | None = None,
+    lora: AdapterLimits | None = None,
     vision_precision: str | None = None,
     text_only: bool = False,
     policy_settings: Path | None = None,
@@ -171,8 +172,8 @@ def build_engine(
     What is there already and equal is left as it is; another engine directory is replaced in one step. Peak memory
     does not grow with the model, but for the calibration of int8 and int4, which runs the model at eight bits.
     ``block_size`` is that of int4, 32 or 64. ``limits`` defaults to batch 4, input 1024, cache 4096 or what the model
-    allows. ``hidden_states`` names layers, from 1 on, whose states the engine gives too. ``lora`` (rank, slots) leaves
-    room for adapters. A ``weightless`` engine (fp32, of a folder) is read together with its checkpoint.
+    allows. ``hidden_states`` names layers, from 1 on, whose states the engine gives too. ``lora`` leaves room for
+    adapters. A ``weightless`` engine (fp32, of a folder) is read together with its checkpoint.
 
     A vision-language model gets its image tower under ``visual``, at ``vision_precision`` (fp32, fp16 or int8; that of
     the text, int8 where the text has fewer bits), unless it is ``text_only``. A policy gets its action engines under

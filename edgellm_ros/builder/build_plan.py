@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ..adapter_format import CONFIG_KEY, AdapterFormat
 from ..engine_format import CONFIG_FILE, EMBEDDING_FILE, GRAPH_FILE, BuilderLimits, EngineConfig
 from ..errors import CheckpointError
-from .adapters import AdapterRoom
+from .adapters import AdapterLimits, AdapterRoom
 from .calibration import Calibration, Findings
 from .checkpoint import Checkpoint
 from .embedding_file import embedding_header, embedding_size
@@ -160,7 +160,7 @@ def plan_build(
     lowering: str,
     block_size: int | None = None,
     hidden_states: Collection[int] = (),
-    lora: tuple[int, int] | None = None,
+    lora: AdapterLimits | None = None,
     vision_precision_name: str | None = None,
     text_only: bool = False,
     policy_settings: PolicySettings | None = None,
@@ -169,9 +169,9 @@ def plan_build(
 ) -> BuildPlan:
     """Check the checkpoint and describe the engine; reads no weights.
 
-    ``calibrate``: what a text shows about the inputs of matrices decides how these are rounded. With ``lora`` (rank,
-    slots) they are not smoothed, for adapters expect inputs as they were in training. A ``weightless`` engine leaves
-    them in the checkpoint.
+    ``calibrate``: what a text shows about the inputs of matrices decides how these are rounded. With ``lora`` they are
+    not smoothed, for adapters expect inputs as they were in training. A ``weightless`` engine leaves them in the
+    checkpoint.
 
     :raises CheckpointError: the checkpoint or a setting is refused.
     """
@@ -216,7 +216,7 @@ def plan_build(
 
     def make_graph(stored: Precision) -> Graph:
         if lora is not None:
-            room.append(AdapterRoom(*lora))
+            room.append(AdapterRoom(lora))
         shared = SharedTensor(EMBEDDING_FILE, len(embedding_header(embedding.shape, stored.embedding)))
         graph = Graph(target, stored, capacity, {EMBEDDING: shared} if stored.embedding == stored.element else {})
         graph.blocks = config.blocks

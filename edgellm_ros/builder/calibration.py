@@ -110,9 +110,8 @@ class Calibration:
         except CheckpointError:
             raise
         except Exception as error:  # ONNX Runtime's exceptions share no base but this
-            line = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
             raise CheckpointError(
-                f"the model could not be run for its calibration ({line}); build without: --no-calibration."
+                f"the model could not be run for its calibration ({_first_line(error)}); give --no-calibration."
             ) from None
         count = np.float32(windows.size)
         means = {
@@ -131,7 +130,13 @@ class Calibration:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.enable_mem_pattern = options.enable_cpu_mem_arena = False  # a quarter less memory, and no slower
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        try:
+            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise CheckpointError(
+                f"the graph that calibrates does not load in onnxruntime {onnxruntime.__version__} "
+                f"({_first_line(error)}); install a newer one, or give --no-calibration."
+            ) from None
         wanted = [node.name for node in session.get_inputs()]
         for window in windows:
             feeds = self._feeds(window)
@@ -139,10 +144,16 @@ class Calibration:
 
     def _token_ids(self, tokenizer_files: Mapping[str, bytes]) -> np.ndarray:
         """Ids of the text, int64 [windows, window]; a text that is too short is repeated."""
-        from tokenizers import Tokenizer
+        try:
+            from tokenizers import Tokenizer
 
-        tokenizer = Tokenizer.from_str(tokenizer_files[TOKENIZER_FILE].decode())
-        ids = np.array(tokenizer.encode(CALIBRATION_TEXT).ids, dtype=np.int64)
+            tokenizer = Tokenizer.from_str(tokenizer_files[TOKENIZER_FILE].decode())
+            found = tokenizer.encode(CALIBRATION_TEXT).ids
+        except Exception as error:  # the exceptions of tokenizers share no base but this
+            raise CheckpointError(
+                f"{TOKENIZER_FILE} cannot be used ({_first_line(error)}); fetch it again, or give --no-calibration."
+            ) from None
+        ids = np.array(found, dtype=np.int64)
         ids = ids[ids < self._config.vocab_size][: self._windows * self._window]
         if not ids.size:
             raise CheckpointError("the tokenizer gives no tokens for a text in English; build with --no-calibration.")
@@ -168,3 +179,7 @@ class Calibration:
         for layer in range(config.deepstack):  # planes of an image, and here is none
             feeds[f"deepstack_{layer}"] = np.zeros((1, size, config.hidden_size), dtype=np.float32)
         return feeds
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -47,7 +47,9 @@ def _dimensions(name: str, shape: Shape) -> tuple[str, ...]:
         return "adapters", "width"
     if name == "last_token_index":
         return "batch", "rows"
-    if name == "inputs_embeds" or name.startswith(("rope_cos_", "rope_sin_")):
+    if name in ("attend_start", "attend_end"):
+        return "batch", "positions"
+    if name == "inputs_embeds" or name.startswith(("rope_cos_", "rope_sin_", "deepstack_")):
         return "batch", "positions", "width"
     if name.startswith(("past_key_", "past_value_")):
         if len(shape) == 4 and shape[1] < 0:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ..builder.adapters import AdapterLimits
 from ..builder.build import Progress, build_engine
 from ..builder.build_check import check_build
 from ..builder.build_plan import DEFAULT_BATCH, DEFAULT_CAPACITY, DEFAULT_INPUT
@@ -71,6 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lora-rank", type=int, metavar="R", help="leave room for LoRA adapters of up to this rank")
     parser.add_argument(
         "--lora-slots", type=int, metavar="N", help="adapters that one batch may use at most, with --lora-rank (4)"
+    )
+    parser.add_argument(
+        "--lora-targets",
+        metavar="q_proj,v_proj",
+        help="projections that adapters may change, with --lora-rank; fewer make a step cheaper (default: all)",
     )
     parser.add_argument(
         "--weightless",
@@ -137,6 +143,17 @@ def _limits(arguments: argparse.Namespace) -> BuilderLimits | None:
     return BuilderLimits(DEFAULT_BATCH if batch is None else batch, length, capacity)
 
 
+def _adapter_limits(arguments: argparse.Namespace) -> AdapterLimits | None:
+    slots, targets = arguments.lora_slots, arguments.lora_targets
+    if arguments.lora_rank is None:
+        for option, value in (("--lora-slots", slots), ("--lora-targets", targets)):
+            if value is not None:
+                raise CheckpointError(f"{option} is given without --lora-rank; add it.")
+        return None
+    names = () if targets is None else tuple(targets.replace(",", " ").split())
+    return AdapterLimits(arguments.lora_rank, 4 if slots is None else slots, names)
+
+
 def _terminate(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
@@ -146,8 +163,6 @@ def run(arguments: argparse.Namespace) -> int:
     limits = _limits(arguments)
     if arguments.plan:
         check_lowering(arguments.lowering)
-    if arguments.lora_slots is not None and arguments.lora_rank is None:
-        raise CheckpointError("--lora-slots is given without --lora-rank; add it.")
     signal.signal(signal.SIGTERM, _terminate)
     line = ProgressLine()
     start = time.monotonic()
@@ -168,7 +183,7 @@ def run(arguments: argparse.Namespace) -> int:
         "text_only": arguments.text_only,
         "hidden_states": arguments.hidden_states,
         "weightless": arguments.weightless,
-        "lora": None if arguments.lora_rank is None else (arguments.lora_rank, arguments.lora_slots or 4),
+        "lora": _adapter_limits(arguments),
         "random_seed": arguments.seed if arguments.random_weights else None,
         "policy_settings": arguments.policy_settings,
     }

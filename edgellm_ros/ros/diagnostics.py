@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from diagnostic_msgs.msg import DiagnosticStatus
 
 from .counters import CounterValues
 from .engine_host import EngineFacts, available_memory
+from .images import CameraFacts
 from .publishers import diagnostic_status
 from .report import Level, value_text
 
@@ -38,6 +39,7 @@ class DiagnosticFacts:
     response_subscribers: int = 0
     delta_subscribers: int = 0
     qos_problems: Mapping[str, str] = field(default_factory=dict)
+    cameras: Sequence[CameraFacts] = ()
     profile_warning: str = ""
     policy: Mapping[str, object] = field(default_factory=dict)
 
@@ -73,6 +75,7 @@ def diagnostic_statuses(facts: DiagnosticFacts) -> list[DiagnosticStatus]:
                 "received": facts.counters.received,
             },
         ),
+        *(status(f"input {camera.name}", _camera(facts, camera), camera.values()) for camera in facts.cameras),
         status(
             "output response",
             _topic(facts, facts.response_topic, f"{facts.response_subscribers} subscribers"),
@@ -140,6 +143,13 @@ def _request_values(facts: DiagnosticFacts) -> dict[str, object]:
     values.update({f"finished.{reason}": count for reason, count in sorted(counters.finish_reasons.items())})
     values.update({f"refused.{code}": count for code, count in sorted(counters.refused.items())})
     return values
+
+
+def _camera(facts: DiagnosticFacts, camera: CameraFacts) -> tuple[Level, str]:
+    level, sentence = _topic(facts, camera.topic, f"{camera.publishers} publishers")
+    if level is Level.OK and camera.age is None:
+        return Level.WARN, f"No image has come from {camera.name} yet; {sentence} on {camera.topic}."
+    return level, sentence
 
 
 def _topic(facts: DiagnosticFacts, topic: str, message: str) -> tuple[Level, str]:

@@ -18,6 +18,8 @@ from ..errors import BackendError, EdgeLLMError, EngineDirectoryError, MisuseErr
 from .parameters import EngineSettings, FakeSettings, Settings
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ..runtime.inference_runtime import LLMInferenceRuntime
     from ..runtime.request import LLMGenerationRequest
     from ..runtime.scheduler import RequestEngine, RequestHandle
@@ -122,6 +124,20 @@ class EngineHost:
         return 0 if self._runtime is None else self._runtime.tokenizer.count_control_tokens(text)
 
     @property
+    def takes_images(self) -> bool:
+        """Whether prompts are answered with images."""
+        return self._runtime is not None and self._runtime.rank.vision is not None
+
+    def token_boxes(self, height: int, width: int) -> np.ndarray:
+        """Where in an image of this size each of its tokens looks, as fractions; see ``vision.token_boxes``."""
+        from ..vision.token_boxes import token_boxes
+
+        vision = None if self._runtime is None else self._runtime.rank.vision
+        if vision is None:
+            raise MisuseError("the engine takes no images.")
+        return token_boxes(vision.processor, height, width)
+
+    @property
     def healthy(self) -> bool:
         """False while a step is over its time."""
         return self._engine is None or self._engine.healthy
@@ -189,13 +205,6 @@ class EngineHost:
             if self.policy is not None:
                 self.policy.close()
         return True
-
-
-def acts(settings: Settings) -> bool:
-    """Whether the engine directory of the settings holds a policy."""
-    from .policy_host import has_policy
-
-    return bool(settings.engine.directory) and has_policy(Path(settings.engine.directory).expanduser())
 
 
 def _answers(directory: EngineDirectory) -> bool:

@@ -69,7 +69,7 @@ class GenerationRun:
 
     def _generation_request(self, turns: tuple[Turn, ...]) -> LLMGenerationRequest:
         settings, generation = self._request.settings, self._request.settings.generation
-        messages = conversation(generation.system_prompt, turns, self._request.prompt)
+        messages = conversation(generation.system_prompt, turns, self._request.prompt, self._request.images.images)
         return LLMGenerationRequest(
             requests=[
                 Request(messages, stop_strings=generation.stop, guided_decoding=settings.guide.guide),
@@ -80,6 +80,7 @@ class GenerationRun:
             enable_thinking=generation.enable_thinking,
             special_tokens=settings.prompt.special_token_policy,
             deadline=generation.timeout,
+            visual_pruner=settings.visual_pruner.config,
             context_cache_replay_tail_length=DERIVE_REPLAY_TAIL,
         )
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..runtime.request import Message
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAX_KEPT_TURNS = 64
 
@@ -57,12 +62,14 @@ class ConversationHistory:
             return len(self._turns)
 
 
-def conversation(system_prompt: str, turns: tuple[Turn, ...], prompt: str) -> tuple[Message, ...]:
-    """The messages of a request: system prompt where there is one, earlier turns, then the prompt.
+def conversation(
+    system_prompt: str, turns: tuple[Turn, ...], prompt: str, images: Sequence[np.ndarray] = ()
+) -> tuple[Message, ...]:
+    """The messages of a request: system prompt where there is one, earlier turns, then images and the prompt.
 
     :raises RequestError: a text is longer than a message may be.
     """
     messages = [Message("system", system_prompt)] if system_prompt else []
     for turn in turns:
         messages += [Message("user", turn.prompt), Message("assistant", turn.answer)]
-    return (*messages, Message("user", prompt))
+    return (*messages, Message.of("user", *images, prompt) if images else Message("user", prompt))

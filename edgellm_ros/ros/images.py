@@ -6,14 +6,13 @@ a prompt uses are deserialised and decoded once, by the thread that answers it.
 
 from __future__ import annotations
 
-import re
-import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..errors import EdgeLLMError, RefusalCode, RequestError
+from ..errors import RefusalCode, RequestError
+from .cameras import Camera, cameras_of, decode_frame, stamp_of
 from .parameters import ImageSettings, Settings
 from .synchronizer import Frame, FrameEvent, FrameSet, NoFrames, Synchronizer
 
@@ -21,15 +20,12 @@ if TYPE_CHECKING:
     import numpy as np
     from rclpy.lifecycle import LifecycleNode
 
+    from ..vision.pruner import PruningReport
     from .qos_events import QosWatch
 
 DEPTH = 2  # of a subscription; the newest frame is what counts
 FRAMES_IN_ORDER = 256  # of each camera that wait where every one is used
-ONLY_CAMERA = "image"  # name and topic where ``cameras`` is empty
-TRANSPORTS = ("raw", "compressed")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*")
 _POLL = 0.1  # s between looks at a request that waits for images
-_STAMP_BYTES = 12  # four of encapsulation, then seconds and nanoseconds of the header, which comes first
 _SENTENCES = {
     FrameEvent.ZERO_STAMP: "stamps its images zero, so they are not used; set images.stamp_source to receive.",
     FrameEvent.FUTURE_STAMP: "stamps its images ahead of this node's clock, so they are not used; correct the clocks.",
@@ -41,12 +37,20 @@ _SENTENCES = {
 
 
 @dataclass(frozen=True)
-class Camera:
-    """``topic`` is resolved and whole."""
+class CameraFacts:
+    """One camera as diagnostics tell of it; ``age`` of its newest image in s, None before the first."""
 
     name: str
     topic: str
-    compressed: bool
+    transport: str
+    publishers: int
+    age: float | None
+    events: Mapping[str, int]
+
+    def values(self) -> dict[str, object]:
+        """Keys and values of a status."""
+        facts = {"topic": self.topic, "transport": self.transport, "publishers": self.publishers, "age_s": self.age}
+        return {**facts, **{f"frames.{event}": count for event, count in self.events.items()}}
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +64,7 @@ class RequestImages:
     frame_id: str = ""
     decode_time: float = 0.0
     absent: str = ""
+    asked: bool = False  # whether there were cameras to ask
 
     def report_pairs(self) -> list[tuple[str, object]]:
         """Keys and values of a report."""
@@ -73,35 +78,6 @@ class RequestImages:
         return pairs
 
 
-def cameras_of(
-    settings: Settings, resolve: Callable[[str], str], default_names: Sequence[str] = ()
-) -> tuple[Camera, ...]:
-    """The cameras that the parameters name; ``resolve`` gives a topic's whole name after remaps.
-
-    :raises EdgeLLMError: names or transports that cannot be.
-    """
-    names, transports = settings.cameras or tuple(default_names), settings.images.transport
-    for name in names:
-        if not _NAME.fullmatch(name):
-            raise _bad(f"cameras has {name!r}; want names of letters, digits and underscores.")
-    if len(set(names)) != len(names):
-        raise _bad(f"cameras is {list(names)}; want each name once.")
-    for transport in transports:
-        if transport not in TRANSPORTS:
-            raise _bad(f"images.transport has {transport!r}; want {' or '.join(TRANSPORTS)}.")
-    count = max(len(names), 1)
-    if len(transports) not in (1, count):
-        raise _bad(f"images.transport has {len(transports)} entries for {count} cameras; want 1 or {count}.")
-    transports = transports * count if len(transports) == 1 else transports
-    topics = {name: f"{name}/image_raw" for name in names} or {ONLY_CAMERA: ONLY_CAMERA}
-    found = []
-    for (name, topic), transport in zip(topics.items(), transports, strict=True):
-        # a remap names the base topic, so the suffix comes behind what it resolves to
-        suffix = "/compressed" if transport == "compressed" else ""
-        found.append(Camera(name, resolve(topic) + suffix, bool(suffix)))
-    return tuple(found)
-
-
 class CameraInputs:
     """Subscriptions belong to the executor's thread; ``take`` to the one that answers prompts."""
 
@@ -111,9 +87,12 @@ class CameraInputs:
         settings: Settings,
         qos: QosWatch,
         warn: Callable[[str, str], None],
+        boxes: Callable[[int, int], np.ndarray] | None,
         default_names: Sequence[str] = (),
     ) -> None:
-        """Subscribe to every camera; ``warn(kind, sentence)`` logs. ``default_names``: where ``cameras`` is empty.
+        """Subscribe to every camera, those of ``default_names`` where ``cameras`` is empty.
+
+        ``warn(kind, sentence)`` logs; ``boxes`` says where an image's tokens look (None: nobody answers by them).
 
         :raises EdgeLLMError: see ``cameras_of``.
         """
@@ -125,6 +104,14 @@ class CameraInputs:
         self.frames = Synchronizer([camera.name for camera in self.cameras], in_order)
         self._node = node
         self._warn = warn
+        self._boxes = boxes
+        self._overlay = node.create_publisher(
+            Image,
+            "~/overlay",
+            1,
+            event_callbacks=qos.publisher_callbacks(node.resolve_topic_name("~/overlay")),
+            qos_overriding_options=qos.overridable(),
+        )
         self._stamps = settings.images.stamp_source == "header"
         profile = _with_depth(qos_profile_sensor_data, in_order or DEPTH)
         self._subscriptions = [
@@ -141,7 +128,8 @@ class CameraInputs:
         ]
 
     def close(self) -> None:
-        """Unsubscribe."""
+        """Take everything back from the node."""
+        self._node.destroy_publisher(self._overlay)
         for subscription in self._subscriptions:
             self._node.destroy_subscription(subscription)
         self._subscriptions.clear()
@@ -153,7 +141,7 @@ class CameraInputs:
             stamp = stamp_of(serialised) if self._stamps else now
             if stamp is None:
                 event = FrameEvent.UNREADABLE
-                self.frames.count(event)
+                self.frames.count(camera.name, event)
             else:
                 event = self.frames.add(Frame(camera.name, stamp, serialised), now)
             if event is not FrameEvent.TAKEN:
@@ -183,22 +171,9 @@ class CameraInputs:
             found = self.select(settings)
         if isinstance(found, NoFrames):
             if settings.on_missing == "text_only":
-                return RequestImages(absent=found.sentence)
+                return RequestImages(absent=found.sentence, asked=True)
             raise RequestError(f"{found.sentence} (images.on_missing is {settings.on_missing}.)", RefusalCode.NO_IMAGES)
         return self._decoded(found, settings)
-
-    def _decoded(self, found: FrameSet, settings: ImageSettings) -> RequestImages:
-        start = time.perf_counter()
-        by_name = {camera.name: camera for camera in self.cameras}
-        decoded = [decode_frame(by_name[frame.camera], frame.payload, settings.max_pixels) for frame in found.frames]
-        return RequestImages(
-            images=tuple(image for image, _ in decoded),
-            cameras=tuple(frame.camera for frame in found.frames),
-            ages=found.ages,
-            stamp=found.stamp,
-            frame_id=decoded[0][1],
-            decode_time=time.perf_counter() - start,
-        )
 
     def take_next(self, settings: ImageSettings, *, after: int, timeout: float) -> RequestImages | None:
         """The first set of images later than ``after`` (ns), each once and in order; None when none came in time.
@@ -211,75 +186,45 @@ class CameraInputs:
             found = self.frames.next_after(after, slop=settings.sync_slop)
         return None if found is None else self._decoded(found, settings)
 
-    def publishers(self) -> dict[str, int]:
-        """Publishers on each camera's topic."""
-        return {camera.topic: self._node.count_publishers(camera.topic) for camera in self.cameras}
+    def _decoded(self, found: FrameSet, settings: ImageSettings) -> RequestImages:
+        start = time.perf_counter()
+        by_name = {camera.name: camera for camera in self.cameras}
+        decoded = [decode_frame(by_name[frame.camera], frame.payload, settings.max_pixels) for frame in found.frames]
+        return RequestImages(
+            images=tuple(image for image, _ in decoded),
+            cameras=tuple(frame.camera for frame in found.frames),
+            ages=found.ages,
+            stamp=found.stamp,
+            frame_id=decoded[0][1],
+            decode_time=time.perf_counter() - start,
+            asked=True,
+        )
 
+    def show(self, images: RequestImages, pruning: PruningReport | None, answer: str) -> None:
+        """Publish what was seen, which of its tokens were read, and the answer, if somebody looks."""
+        if self._boxes is None or not images.images or not self._overlay.get_subscription_count():
+            return
+        from .overlay import overlay, overlay_message
 
-def stamp_of(serialised: bytes) -> int | None:
-    """Time in ns of the header with which a serialised message begins; None where it is too short."""
-    if len(serialised) < _STAMP_BYTES:
-        return None
-    seconds, nanoseconds = struct.unpack_from("<iI" if serialised[1] & 1 else ">iI", serialised, 4)
-    return max(0, int(seconds) * 10**9 + int(nanoseconds))
+        kept = pruning.kept if pruning is not None else ()
+        boxes = [self._boxes(*image.shape[:2]) for image in images.images]
+        drawn = overlay(images.images, boxes, kept, answer)
+        self._overlay.publish(overlay_message(drawn, images.stamp, images.frame_id))
 
-
-def decode_frame(camera: Camera, serialised: bytes, max_pixels: int) -> tuple[np.ndarray, str]:
-    """uint8 RGB [H,W,3] and the frame it was taken in.
-
-    :raises RequestError: the message or the image in it cannot be read; the sentence names the camera.
-    """
-    from rclpy.serialization import deserialize_message
-    from sensor_msgs.msg import CompressedImage, Image
-
-    from ..vision.decode import RawImage, decode_raw
-    from ..vision.decode_compressed import decode_compressed
-
-    try:
-        message: Any = deserialize_message(serialised, CompressedImage if camera.compressed else Image)
-    except Exception as error:  # of the middleware, which has no class of its own for it
-        raise RequestError(
-            f"{camera.name}: a message of {len(serialised)} bytes on {camera.topic} cannot be read ({error}).",
-            RefusalCode.BAD_IMAGE,
-        ) from None
-    try:
-        if camera.compressed:
-            pixels = decode_compressed(message.format, message.data, max_pixels=max_pixels)
-        else:
-            pixels = decode_raw(
-                RawImage(
-                    message.height,
-                    message.width,
-                    message.encoding,
-                    bool(message.is_bigendian),
-                    message.step,
-                    message.data,
-                ),
-                max_pixels=max_pixels,
+    def facts(self) -> tuple[CameraFacts, ...]:
+        """Each camera for diagnostics."""
+        now = self._now()
+        return tuple(
+            CameraFacts(
+                name=camera.name,
+                topic=camera.topic,
+                transport="compressed" if camera.compressed else "raw",
+                publishers=self._node.count_publishers(camera.topic),
+                age=self.frames.age(camera.name, now),
+                events=self.frames.events(camera.name),
             )
-    except RequestError as error:
-        raise RequestError(f"{camera.name}: {error}", error.code) from None
-    return pixels, str(message.header.frame_id)
-
-
-def unseen(name: str, value: Any) -> str | None:
-    """Why an engine without vision has no use for a parameter; None where it may be set."""
-    from .parameter_schema import schema
-
-    definition = schema().by_name[name]
-    if not (name == "cameras" or name.startswith("images.")) or definition.convert(value) == definition.default:
-        return None
-    return f"{name} is set but the engine takes no images; load an engine with vision or leave it at its default."
-
-
-def refuse_unseen(settings: Settings) -> None:
-    """Settings of cameras that an engine without vision would silently ignore.
-
-    :raises EdgeLLMError: one of them was set; the sentence names it.
-    """
-    for name, value in settings.values().items():
-        if reason := unseen(name, value):
-            raise _bad(reason)
+            for camera in self.cameras
+        )
 
 
 def _with_depth(profile: Any, depth: int) -> Any:
@@ -288,7 +233,3 @@ def _with_depth(profile: Any, depth: int) -> Any:
     return QoSProfile(
         history=profile.history, depth=depth, reliability=profile.reliability, durability=profile.durability
     )
-
-
-def _bad(sentence: str) -> EdgeLLMError:
-    return EdgeLLMError(sentence, RefusalCode.BAD_PARAMETER)

@@ -19,13 +19,15 @@ from std_srvs.srv import SetBool, Trigger
 
 from ..errors import BackendError, EdgeLLMError, MisuseError, Refusal, RefusalCode
 from ..resources import resource_path
+from .cameras import refuse_unseen, unseen
 from .counters import Counters, Throttle
 from .dds_profile import PROFILE_NAME, profile_warning
-from .engine_host import EngineHost, acts, release_memory
+from .engine_host import EngineHost, release_memory
 from .history import ConversationHistory
-from .images import refuse_unseen, unseen
+from .images import CameraInputs
 from .monitor import Monitor, NodeState
 from .parameter_server import ParameterServer
+from .parameters import Settings
 from .policy_io import PolicyIO
 from .publishers import Publishers, publishable, reliable
 from .qos_events import QosWatch
@@ -205,22 +207,20 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Load the engine and warm it up."""
         settings = self.parameters.settings()
-        if not acts(settings):
-            refuse_unseen(settings)
         self.monitor.say(f"Loading {settings.engine.directory or 'the fake engine'}.")
-        host = self.state.host = EngineHost.load(settings)
-        able = "text only"
-        if host.policy is None:
-            self.parameters.unserved = unseen
-        else:
-            try:
-                self.state.policy = PolicyIO(self, host.policy, self.counters)
-            except EdgeLLMError:
-                self._free_engine()
-                raise
-            host.act = self.state.policy.make_run
-            able = f"acts on {', '.join(slot.name for slot in host.policy.manifest.cameras)}"
-        self.get_logger().info(f"Loaded {host.facts.summary} in {host.facts.load_time:.2f} s; {able}.")
+        host = EngineHost.load(settings)
+        try:
+            self._open_cameras(host, settings)
+            self._open_policy(host, settings)
+        except BaseException:
+            self._close_inputs()
+            host.close()
+            raise
+        self.state.host = host
+        cameras = self.state.cameras
+        sees = f"cameras {', '.join(camera.topic for camera in cameras.cameras)}" if cameras else "text only"
+        acts = "; a prompt is a task" if host.policy is not None else ""
+        self.get_logger().info(f"Loaded {host.facts.summary} in {host.facts.load_time:.2f} s; {sees}{acts}.")
         return TransitionCallbackReturn.SUCCESS
 
     @_transition(TransitionCallbackReturn.FAILURE)
@@ -228,7 +228,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
         """Start to answer prompts."""
         if self.state.host is None:
             raise MisuseError("no engine is loaded; clean up and configure the node.")
-        self.bridge.start(self.state.host)
+        self.bridge.start(self.state.host, self.state.cameras)
         return TransitionCallbackReturn.SUCCESS
 
     @_transition(TransitionCallbackReturn.ERROR)
@@ -262,12 +262,31 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
             self._free_engine()
         return TransitionCallbackReturn.SUCCESS
 
-    def _free_engine(self) -> None:
+    def _open_cameras(self, host: EngineHost, settings: Settings) -> None:
+        if not host.takes_images and host.policy is None:
+            refuse_unseen(settings)
+            self.parameters.unserved = unseen
+            return
+        names = () if host.policy is None else [slot.name for slot in host.policy.manifest.cameras]
+        boxes = host.token_boxes if host.takes_images else None
+        self.state.cameras = CameraInputs(self, settings, self.qos, self.warn, boxes, names)
+
+    def _open_policy(self, host: EngineHost, settings: Settings) -> None:
+        if host.policy is not None and self.state.cameras is not None:
+            self.state.policy = PolicyIO(self, host.policy, self.state.cameras, self.counters)
+            host.act = self.state.policy.make_run
+
+    def _close_inputs(self) -> None:
         policy, self.state.policy = self.state.policy, None
-        if policy is not None:
-            policy.close()
+        cameras, self.state.cameras = self.state.cameras, None
+        for part in (policy, cameras):
+            if part is not None:
+                part.close()
+
+    def _free_engine(self) -> None:
         host, self.state.host = self.state.host, None
         self.parameters.unserved = lambda _name, _value: None
+        self._close_inputs()
         if host is None:
             return
         closed = host.close()

@@ -12,12 +12,15 @@ from .counters import Counters
 from .diagnostics import DiagnosticFacts, diagnostic_statuses
 from .engine_host import EngineHost
 from .history import ConversationHistory
+from .images import CameraInputs
 from .parameter_server import ParameterServer
+from .parameters import ImageSettings
 from .publishers import Publishers
 from .qos_events import QosWatch
 from .report import Level
 from .requests import PromptBridge
 from .status import NodeFacts, node_status
+from .synchronizer import NoFrames
 
 if TYPE_CHECKING:
     from .policy_io import PolicyIO
@@ -30,6 +33,7 @@ class NodeState:
     """What transitions and services change; belongs to the executor's thread."""
 
     host: EngineHost | None = None
+    cameras: CameraInputs | None = None  # of an engine that takes images
     policy: PolicyIO | None = None
     enabled: bool = True
     failure: str = ""  # why the last transition failed; empty after one that did not
@@ -77,11 +81,18 @@ class Monitor:
                 engine_summary=host.facts.summary if host else "",
                 engine_fault=self._bridge.engine_fault,
                 clock_missing=self._clock_missing(),
+                images_missing=self._images_missing(settings.images),
                 running=running,
                 waiting=waiting,
                 prompt_publishers=self._node.count_publishers(self._prompt_topic),
             )
         )
+
+    def _images_missing(self, settings: ImageSettings) -> str:
+        if self._state.cameras is None or settings.on_missing == "text_only":
+            return ""
+        found = self._state.cameras.select(settings)
+        return found.sentence if isinstance(found, NoFrames) else ""
 
     def say(self, sentence: str) -> None:
         """Put a sentence on ``~/status`` before a transition that takes its time."""
@@ -118,6 +129,7 @@ class Monitor:
             response_subscribers=outputs.response.get_subscription_count(),
             delta_subscribers=outputs.delta.get_subscription_count(),
             qos_problems=self._qos.found,
+            cameras=self._state.cameras.facts() if self._state.cameras else (),
             profile_warning=self._state.profile_warning,
             policy=self._state.policy.values() if self._state.policy else {},
         )

@@ -44,6 +44,7 @@ def descriptor(definition: ParameterDefinition) -> ParameterDescriptor:
 
 
 _GUIDE = ("guide.kind", "guide.text")
+_PIVOTS = ("visual_pruner.pivot_image_tokens", "visual_pruner.pivot_text_tokens")
 
 
 class ParameterServer:
@@ -68,7 +69,7 @@ class ParameterServer:
                 given = self._overrides()[definition.name].value
                 raise EdgeLLMError(_refusal_of(definition, given) or str(error), RefusalCode.BAD_PARAMETER) from None
         self._declaring = False
-        if reason := self._bad_guide({}):
+        if reason := self._bad_guide({}) or self._bad_pivots({}):
             raise EdgeLLMError(reason, RefusalCode.BAD_PARAMETER)
 
     def settings(self) -> Settings:
@@ -102,14 +103,24 @@ class ParameterServer:
             )
             if reason:
                 return SetParametersResult(successful=False, reason=reason)
-        changes = {parameter.name: parameter.value for parameter in parameters if parameter.name in _GUIDE}
-        if changes and not self._declaring and (reason := self._bad_guide(changes)):
-            return SetParametersResult(successful=False, reason=reason)
+        for names, bad in ((_GUIDE, self._bad_guide), (_PIVOTS, self._bad_pivots)):
+            changes = {parameter.name: parameter.value for parameter in parameters if parameter.name in names}
+            if changes and not self._declaring and (reason := bad(changes)):
+                return SetParametersResult(successful=False, reason=reason)
         return SetParametersResult(successful=True)
+
+    def _values(self, names: Sequence[str], changes: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: changes[name] if name in changes else self._node.get_parameter(name).value for name in names}
+
+    def _bad_pivots(self, changes: Mapping[str, Any]) -> str | None:
+        """Why the pivots, which are checked together, cannot be so."""
+        if any(self._values(_PIVOTS, changes).values()):
+            return None
+        return f"{' and '.join(_PIVOTS)} would both be 0; want at least one pivot."
 
     def _bad_guide(self, changes: Mapping[str, Any]) -> str | None:
         """Why kind and text of the guide, which are checked together, cannot be so."""
-        values = {name: changes[name] if name in changes else self._node.get_parameter(name).value for name in _GUIDE}
+        values = self._values(_GUIDE, changes)
         try:
             guide = GuideSettings(*values.values()).guide
             if guide is not None:

@@ -7,11 +7,14 @@ import functools
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from ..runtime.guide_grammar import Guide, GuideKind
 from ..runtime.request import SamplingParameters, SpecialTokenPolicy
 from .parameter_schema import ParameterEffect, Value, schema
+
+if TYPE_CHECKING:
+    from ..vision.pruner import VisualPrunerConfig
 
 _Group = TypeVar("_Group")
 
@@ -118,6 +121,28 @@ class ImageSettings:
 
 
 @dataclass(frozen=True)
+class PrunerSettings:
+    """``visual_pruner.*``."""
+
+    enabled: bool
+    algorithm: str
+    reduction_ratio: float
+    min_visual_tokens: int
+    pivot_image_tokens: int
+    pivot_text_tokens: int
+
+    @property
+    def config(self) -> VisualPrunerConfig:
+        """The same for the runtime.
+
+        :raises RequestError: values that do not go together.
+        """
+        from ..vision.pruner import VisualPrunerConfig
+
+        return VisualPrunerConfig(**dataclasses.asdict(self))
+
+
+@dataclass(frozen=True)
 class ActionSettings:
     """``action.*``: joint names are read when the node is configured. Times in s, rate in Hz."""
 
@@ -184,6 +209,7 @@ class Settings:
     action: ActionSettings
     safety: SafetySettings
     images: ImageSettings
+    visual_pruner: PrunerSettings
     stream: StreamSettings
     report: ReportSettings
     fake: FakeSettings

@@ -28,13 +28,12 @@ WATCH_PERIOD = 0.02  # s between looks at whether a plan has run out
 class PolicyIO:
     """Made and closed by transitions, in the executor's thread."""
 
-    def __init__(self, node: EdgeLLMNode, host: PolicyHost, counters: Counters) -> None:
-        """Subscribe and advertise. :raises EdgeLLMError: cameras that cannot be."""
+    def __init__(self, node: EdgeLLMNode, host: PolicyHost, cameras: CameraInputs, counters: Counters) -> None:
+        """Subscribe and advertise; the cameras stay the caller's to close."""
         settings = node.parameters.settings()
         self.host = host
         self._node, self._counters = node, counters
-        names = [slot.name for slot in host.manifest.cameras]
-        self.cameras = CameraInputs(node, settings, node.qos, node.warn, names)
+        self.cameras = cameras
         self.joints = JointTracker(host.state_names)
         self.outputs = ActionPublishers(node, node.qos, host.joint_names, host.manifest.meaning, settings.action.stamp)
         self.motion = Motion(self.outputs, host.manifest.meaning, self._stopped)
@@ -74,7 +73,6 @@ class PolicyIO:
         return {
             **{f"chunks.{name}": count for name, count in self.motion.counts().items()},
             **{f"joint_states.{name}": count for name, count in self.joints.events().items()},
-            **{f"images.{name}": count for name, count in self.cameras.frames.events().items()},
             "moving": self.motion.moving,
         }
 
@@ -82,7 +80,6 @@ class PolicyIO:
         """Take everything back."""
         self._node.destroy_timer(self._timer)
         self._node.destroy_subscription(self._subscription)
-        self.cameras.close()
         self.outputs.close()
 
     def _holds(self) -> bool:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from ..errors import Refusal, RefusalCode
 from ..runtime.request import FinishReason, LLMGenerationResponse, SequenceTimes
+from .images import RequestImages
 from .parameters import Settings
 from .report import Report, Timings
 
 if TYPE_CHECKING:
     from ..runtime.scheduler import RequestHandle
+    from ..vision.pruner import PruningReport
     from .policy_run import TaskHandle
 
 # Part of what is said to the model, so private as a prompt is, and perhaps long.
@@ -63,8 +65,9 @@ class PromptRequest:
     history_turns: int = 0
     history_turns_dropped: int = 0
     control_tokens: int | None = None
+    images: RequestImages = field(default_factory=RequestImages)
+    details: dict[str, object] = field(default_factory=dict)  # of actions, for the report
     pieces: list[str] = field(default_factory=list)  # as published, one per delta
-    details: dict[str, object] = field(default_factory=dict)  # of images and actions, for the report
     first_delta: int | None = None
     first_delta_time: float | None = None
 
@@ -83,6 +86,7 @@ class PromptRequest:
         """The account of the request as it is now; ``refusal`` says why there is no (complete) answer."""
         reason, prompt_tokens, completion_tokens, times = FinishReason.ERROR, None, 0, SequenceTimes()
         reused_tokens, reasoning = None, ""
+        pruning: PruningReport | None = None
         if response is not None and response.finish_reasons:
             reason = response.finish_reasons[0]
             prompt_tokens = response.input_token_counts[0] if response.input_token_counts else None
@@ -90,6 +94,7 @@ class PromptRequest:
             completion_tokens = len(response.output_ids[0]) if response.output_ids else 0
             times = response.times[0] if response.times else times
             reasoning = response.reasoning_texts[0] if response.reasoning_texts else ""
+            pruning = response.pruning[0] if response.pruning else None
         if refusal is not None:
             reason = _STOPPED.get(refusal.code, FinishReason.ERROR) if self.accepted else FinishReason.ERROR
         include_text = self.settings.report.include_text
@@ -117,6 +122,7 @@ class PromptRequest:
             engine=engine,
             changed_settings=changed,
             details=dict(self.details),
+            images=(*self.images.report_pairs(), *_pruning_pairs(pruning)) if self.images.asked else (),
             prompt=self.prompt if include_text else None,
             response=self.text if include_text else None,
         )
@@ -135,3 +141,10 @@ class PromptRequest:
             total=time.monotonic() - self.arrived,
             tokens_per_second=(tokens - 1) / decoding if tokens > 1 and decoding > 0 else None,
         )
+
+
+def _pruning_pairs(report: PruningReport | None) -> list[tuple[str, object]]:
+    if report is None:
+        return []
+    pairs: list[tuple[str, object]] = [("visual_tokens", report.before), ("visual_tokens_kept", report.after)]
+    return [*pairs, ("visual_pruning", report.outcome.value)]

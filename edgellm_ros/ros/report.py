@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -59,9 +59,10 @@ class Report:
     delta_count: int = 0
     first_delta: int | None = None
     last_delta: int | None = None
+    images: Sequence[tuple[str, object]] = ()  # what was seen, and what of it was pruned
     engine: Mapping[str, str] = field(default_factory=dict)  # model, backend, fingerprint
     changed_settings: Mapping[str, Value] = field(default_factory=dict)
-    details: Mapping[str, object] = field(default_factory=dict)  # of images and actions
+    details: Mapping[str, object] = field(default_factory=dict)  # of actions
     prompt: str | None = None
     response: str | None = None
 
@@ -107,6 +108,7 @@ class Report:
             ("delta_count", self.delta_count),
             ("first_delta", self.first_delta),
             ("last_delta", self.last_delta),
+            *self.images,
             *self.details.items(),
             *((f"engine.{key}", value) for key, value in self.engine.items()),
         ]

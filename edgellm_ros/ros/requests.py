@@ -18,8 +18,9 @@ from ..errors import EdgeLLMError, Refusal, RefusalCode
 from ..runtime.request import LLMGenerationResponse
 from .counters import Counters
 from .engine_host import EngineHost
-from .generation_run import STOP_GRACE, Outputs
+from .generation_run import STOP_GRACE, GenerationRun, Outputs
 from .history import ConversationHistory, Turn
+from .images import CameraInputs, RequestImages
 from .parameters import Settings
 from .prompt_request import PromptRequest, RequestState
 
@@ -50,6 +51,7 @@ class PromptBridge:
         self._stuck: PromptRequest | None = None  # given up, but the engine still holds it
         self._stuck_host: Callable[[], EngineHost | None] = lambda: None  # that engine, as long as it is loaded
         self._host: EngineHost | None = None
+        self._cameras: CameraInputs | None = None
         self._worker: threading.Thread | None = None
         self._session = secrets.token_hex(3)
         self._numbers = itertools.count(1)
@@ -77,19 +79,19 @@ class PromptBridge:
             self._stuck = None
         return ""
 
-    def start(self, host: EngineHost) -> None:
-        """Begin to run prompts on this engine."""
+    def start(self, host: EngineHost, cameras: CameraInputs | None = None) -> None:
+        """Begin to run prompts on this engine, with the images of these cameras."""
         with self._condition:
             if self._stuck_host() is not host:  # what another engine holds says nothing about this one
                 self._stuck = None
-            self._host = host
+            self._host, self._cameras = host, cameras
             self._worker = threading.Thread(target=self._work, args=(host,), name="edgellm-publish", daemon=True)
         self._worker.start()
 
     def stop(self, refusal: Refusal) -> None:
         """End every request with this reason and the worker with them; returns within ``STOP_GRACE + JOIN_GRACE``."""
         with self._condition:
-            worker, self._worker, self._host = self._worker, None, None
+            worker, self._worker, self._host, self._cameras = self._worker, None, None, None
             running = self._running
         self.cancel_all(refusal)
         if worker is not None:
@@ -206,11 +208,16 @@ class PromptBridge:
 
     def _run(self, request: PromptRequest, host: EngineHost) -> None:
         epoch, turns = self._history.snapshot(request.settings.prompt.history_turns)
-        run = host.make_run(request, self._outputs)
+        cameras: CameraInputs | None = None
         try:
+            run = host.make_run(request, self._outputs)
+            if isinstance(run, GenerationRun) and host.takes_images:  # a task looks for itself, as often as it needs
+                cameras = self._cameras
+            if cameras is not None:
+                request.images = self._look(request, cameras)
             handle = run.submit(turns)
         except EdgeLLMError as error:
-            self._end(request, refusal=error.refusal, host=host)
+            self._end(request, refusal=request.stop or error.refusal, host=host)
             return
         with self._condition:
             request.handle = handle
@@ -228,6 +235,17 @@ class PromptBridge:
                 self._counters.count("stream_mismatches")  # there should be none; diagnostics shows them
             self._history.append(epoch, Turn(request.prompt, request.text))
         self._end(request, refusal=refusal, response=response, host=host)
+        if cameras is not None:
+            cameras.show(request.images, response.pruning[0] if response.pruning else None, request.text)
+
+    @staticmethod
+    def _look(request: PromptRequest, cameras: CameraInputs) -> RequestImages:
+        timeout = request.settings.generation.timeout or float("inf")
+        return cameras.take(
+            request.settings.images,
+            stopped=lambda: request.stop is not None,
+            deadline=time.monotonic() + timeout,
+        )
 
     def _end(
         self,

@@ -20,6 +20,7 @@ class NodeFacts:
     engine_summary: str = ""
     engine_fault: str = ""
     clock_missing: bool = False
+    images_missing: str = ""
     running: bool = False
     waiting: int = 0
     prompt_publishers: int = 0
@@ -47,6 +48,8 @@ def node_status(facts: NodeFacts) -> tuple[Level, str]:
         return Level.OK, f"Answering a prompt{waiting}."
     if facts.clock_missing:
         return Level.WARN, "Ready, but use_sim_time is true and nothing came on /clock: stamps are zero."
+    if facts.images_missing:
+        return Level.WARN, f"Ready for prompts, but there is nothing to see: {facts.images_missing}"
     if not facts.prompt_publishers:
         return Level.OK, f"Ready: {facts.engine_summary}; nobody publishes on {facts.prompt_topic} yet."
     return Level.OK, f"Ready: {facts.engine_summary}; waiting for a prompt on {facts.prompt_topic}."

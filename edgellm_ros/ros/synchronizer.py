@@ -88,7 +88,7 @@ class Synchronizer:
         self._condition = threading.Condition()
         kept = kept or (1 if len(cameras) == 1 else FRAMES_KEPT)
         self._frames: dict[str, deque[Frame]] = {camera: deque(maxlen=kept) for camera in cameras}
-        self._events: Counter[FrameEvent] = Counter()
+        self._events: dict[str, Counter[FrameEvent]] = {camera: Counter() for camera in cameras}
         self._clock = 0
 
     @property
@@ -100,7 +100,7 @@ class Synchronizer:
         """Take a frame, or turn it away; the event is counted."""
         with self._condition:
             event = self._add(frame, now)
-            self._events[event] += 1
+            self._events[frame.camera][event] += 1
             if event in (FrameEvent.TAKEN, FrameEvent.SOURCE_JUMP, FrameEvent.CLOCK_JUMP):
                 self._condition.notify_all()
             return event
@@ -126,15 +126,22 @@ class Synchronizer:
             return FrameEvent.CLOCK_JUMP
         return FrameEvent.SOURCE_JUMP if behind > 0 else FrameEvent.TAKEN
 
-    def count(self, event: FrameEvent) -> None:
+    def count(self, camera: str, event: FrameEvent) -> None:
         """Count a frame that could not even be added."""
         with self._condition:
-            self._events[event] += 1
+            self._events[camera][event] += 1
 
-    def events(self) -> dict[str, int]:
-        """Frames by what became of them, since the start."""
+    def events(self, camera: str) -> dict[str, int]:
+        """A camera's frames by what became of them, since the start."""
         with self._condition:
-            return {event.value: self._events[event] for event in FrameEvent if self._events[event]}
+            counts = self._events[camera]
+            return {event.value: counts[event] for event in FrameEvent if counts[event]}
+
+    def age(self, camera: str, now: int) -> float | None:
+        """Seconds since a camera's newest frame was taken; None where there is none."""
+        with self._condition:
+            frames = self._frames[camera]
+            return _seconds(now - frames[-1].stamp) if frames else None
 
     def clear(self) -> None:
         """Forget all frames."""

@@ -22,16 +22,20 @@ class AdapterTensors:
         self._slots = [0] * rows  # place of the adapter of each row
         self._tensors: dict[str, Tensor] = {}
         self._written: object = None
+        self._filled: set[tuple[int, int]] = set()  # (product, place) whose rows are not zero
         self._varying = False
+        self._counts: dict[str, int] = {}  # targets of each input
         for index, stack in enumerate(form.stacks):
-            widths = (len(stack.targets) * stack.columns, len(stack.targets) * stack.rows)
-            for name, width in zip(input_names(index), widths, strict=True):
-                self._bind(engine, name, (form.total_rows, width))
+            count = len(stack.targets)
+            for name, width in zip(input_names(index, count), (stack.columns, stack.rows), strict=True):
+                self._counts[name] = count
+                self._bind(engine, name, (count * form.total_rows, width))
         self._bind(engine, MASK, (rows, form.total_rows))
         self._varying = engine.inputs[MASK].shape[1] == -1
-        longest = max(max(tensor.shape[1] for tensor in self._tensors.values()), 1)
-        self._staging = backend.allocate((form.rank, longest), self._tensors[input_names(0)[0]].dtype)
-        self._places = backend.allocate((form.rank,), DataType.INT32)
+        most = max(self._counts.values()) * form.rank
+        widest = max(self._tensors[name].shape[1] for name in self._counts)
+        self._staging = backend.allocate((most, widest), self._tensors[next(iter(self._counts))].dtype)
+        self._places = backend.allocate((most,), DataType.INT32)
 
     def _bind(self, engine: Engine, name: str, shape: tuple[int, ...]) -> None:
         spec = engine.inputs.get(name)
@@ -49,18 +53,29 @@ class AdapterTensors:
         return set(self._tensors)
 
     def load(self, weights: AdapterWeights, slot: int) -> None:
-        """Fill a place: its rows beyond the adapter's rank become zero."""
-        rank = self.form.rank
-        first = (slot - 1) * rank
-        self._places.write(np.arange(first, first + rank, dtype=np.int32))
+        """Fill a place: its rows beyond the adapter's rank become zero.
+
+        What an adapter leaves out is not written where the place was zero before: memory that was never written costs
+        an engine on the CPU next to nothing to read.
+        """
         for index, pair in enumerate(weights.stacks):
-            for name, values in zip(input_names(index), pair, strict=True):
+            if pair[1].any():
+                self._filled.add((index, slot))
+            elif (index, slot) in self._filled:
+                self._filled.discard((index, slot))
+            else:
+                continue
+            count = len(self.form.stacks[index].targets)
+            rows = count * self.form.rank
+            places = self._places.prefix((rows,))
+            places.write(np.arange((slot - 1) * rows, slot * rows, dtype=np.int32))
+            for name, values in zip(input_names(index, count), pair, strict=True):
                 tensor = self._tensors[name]
-                padded = np.zeros((rank, values.shape[1]), np.float32)
-                padded[: weights.rank] = values
+                padded = np.zeros((rows, tensor.shape[1]), np.float32)
+                padded[: count * weights.rank] = values.reshape(count * weights.rank, -1)
                 staged = self._staging.prefix(padded.shape)
                 staged.write(_as_element(padded, tensor.dtype))
-                self._backend.splice_rows(staged, self._places, tensor)
+                self._backend.splice_rows(staged, places, tensor)
 
     def set_row(self, row: int, slot: int) -> None:
         """A sequence that uses this place sits in a row; 0: it uses none."""
@@ -78,10 +93,8 @@ class AdapterTensors:
 
     def shapes(self, batch: int, adapter_rows: int) -> dict[str, tuple[int, ...]]:
         """The shape of every input in a call."""
-        return {
-            name: (batch if name == MASK else adapter_rows, adapter_rows if name == MASK else tensor.shape[1])
-            for name, tensor in self._tensors.items()
-        }
+        shapes = {name: (count * adapter_rows, self._tensors[name].shape[1]) for name, count in self._counts.items()}
+        return {**shapes, MASK: (batch, adapter_rows)}
 
     def write_mask(self, first_row: int, batch: int, adapter_rows: int) -> None:
         """Say which places the rows of the next call use; nothing is written where that is as it was."""

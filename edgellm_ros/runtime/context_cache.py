@@ -18,6 +18,9 @@ from .block_store import BLOCK_TOKENS, BlockStore, Digest
 from .cache_policy import CacheLookupPolicy, CachePolicy, CacheScope, MediaSpan
 
 DEFAULT_BUDGET_BYTES = 256 * 2**20
+# Tokens at the end of a prompt that are computed in any case. One would do for its logits; but eight-bit kernels round
+# differently for a few rows than for many, and a prompt asked again should be answered as it was the first time.
+REPLAYED_TOKENS = BLOCK_TOKENS
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class ContextCacheMetrics:
     forced_cold_sequences: int = 0  # their prefix was found, but could not be copied
     standard_plans: int = 0
     no_reusable_prefix_plans: int = 0
-    full_input_rewind_plans: int = 0  # the whole prompt was found; its last token is computed again
+    full_input_rewind_plans: int = 0  # too much was found; the last tokens are computed again
     matched_tokens: int = 0
     reused_tokens: int = 0
     publication_attempts: int = 0
@@ -104,7 +107,7 @@ class ContextCache:
     def reuse(self, prompt_ids: Sequence[int], row: int, policy: CachePolicy) -> int:
         """Copy what is known of a prompt into a row; returns how many positions need not be computed.
 
-        At least the last token is always left: its logits are wanted. 0 where nothing is known, where the policy
+        The last ``REPLAYED_TOKENS`` are always left. 0 where nothing is known, where the policy
         bypasses the cache, or where a copy failed; then the whole prompt is computed.
 
         :raises BackendError: the cache is poisoned.
@@ -120,18 +123,20 @@ class ContextCache:
         matched = len(chain) * BLOCK_TOKENS
         counts.planning_seconds += time.perf_counter() - start
         counts.matched_tokens += matched
-        reused = min(matched, len(prompt_ids) - 1)
+        reused = max(0, min(matched, len(prompt_ids) - REPLAYED_TOKENS))
         if not matched:
             counts.no_reusable_prefix_plans += 1
             return 0
         if reused < matched:
             counts.full_input_rewind_plans += 1
+            if not reused:
+                return 0
         else:
             counts.standard_plans += 1
         start = time.perf_counter()
         damaged = None
         with self.store.pinned(chain):
-            for index, block in enumerate(chain):
+            for index, block in enumerate(chain[: -(-reused // BLOCK_TOKENS)]):
                 try:
                     self._cache.import_block(row, index * BLOCK_TOKENS, block.data)
                 except Exception:  # whatever it was, the prompt can still be computed

@@ -20,7 +20,7 @@ from .engine_calls import EngineCall, EngineCalls
 from .engine_tensors import EngineTensors, cache_dtype, check_embeddings
 from .engine_work import EngineWork, StepObserver
 from .executor_start import record_decode_steps, run_every_batch_size
-from .mixed_rows import MixedRows, chunk_length
+from .mixed_rows import MixedRows, chunk_end, chunk_length
 from .row_media import RowMedia
 
 NOT_FINITE = -1  # the id that the sampler gives for logits that are not finite
@@ -131,7 +131,7 @@ class ModelExecutor:
 
         :raises BackendError: the engine failed or was abandoned by the observer.
         """
-        end = min(start + (self.join_chunk if joining else self.prefill_chunk), len(prompt_ids))
+        end = chunk_end(start, self.join_chunk if joining else self.prefill_chunk, len(prompt_ids))
         end = self.media.chunk_end(row, start, end, len(prompt_ids))
         chunk = self._padded(end - start, start)
         call = self.calls.get(1, chunk, row, start + chunk)

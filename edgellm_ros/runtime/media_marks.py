@@ -21,10 +21,15 @@ _LISTS = re.compile(r"""\[\s*['"]type['"]\s*\]|\.type\b|\.get\(\s*['"]type['"]""
 
 @dataclass(frozen=True)
 class MediaFormat:
-    """The marks of a family; ``video_mark`` is None where it takes no videos."""
+    """The marks of a family; ``video_mark`` is None where it takes no videos.
+
+    ``text_start``: in a prompt without a template images come first, then this, the text, and a new line (PaliGemma);
+    empty: such a prompt is as it is given.
+    """
 
     image_mark: str
     video_mark: str | None = None
+    text_start: str = ""
 
 
 def no_tower() -> RequestError:
@@ -85,6 +90,14 @@ class MediaMarks:
             for part in message.parts
             if isinstance(part, str | MediaItem)
         )
+
+    def plain(self, text: str) -> str | None:
+        """A prompt without a template in the form of a family that has one; None where it has none."""
+        if self._format is None or not self._format.text_start:
+            return None
+        mark = f"{self._private}{IMAGE}z"
+        count = text.count(mark) if self._private else 0
+        return f"{mark * count}{self._format.text_start}{text.replace(mark, '') if count else text}\n"
 
     def expand(self, rendered: str) -> str:
         """The text with a placeholder for each mark.

@@ -10,10 +10,23 @@ import numpy as np
 from ..backends.base import Backend, Sampler
 from .engine_calls import EngineCall
 
+SHORTEST_END = 16  # positions
+
 
 def chunk_length(count: int) -> int:
     """The length of a chunk for ``count`` tokens: few different shapes, little padding."""
     return 1 << (count - 1).bit_length() if count <= 16 else -(-count // 16) * 16
+
+
+def chunk_end(start: int, most: int, length: int) -> int:
+    """Where the chunk from ``start`` of a prompt of ``length`` ends, of at most ``most`` positions.
+
+    The last chunk is not left with a few positions where that can be: eight-bit kernels round differently for few.
+    """
+    end = min(start + most, length)
+    if most >= SHORTEST_END and end < length < end + SHORTEST_END:
+        end = max(start + 1, length - SHORTEST_END)
+    return end
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ..vision.runner import VisionRunner
 from ..vision.visual_directory import VisualDirectory
 from .admission import Admission
 from .artifacts import ModelArtifacts, OpenedEngine, StepSizes
+from .chat_template import special_token_names
 from .context_cache import ContextCache, ContextCacheConfig, ContextCacheMetrics
 from .decoding.vanilla import VanillaDecoding
 from .hidden_states import HiddenStates, HiddenStatesView
@@ -83,8 +84,10 @@ class RankModel:
         except BaseException:
             self._engine.close()
             raise
-        self.executor.media.encode = vision.encode
-        self.tokenizer.media_format = MediaFormat(vision.image_mark, vision.video_mark)
+        self.executor.media.encode = self.admission.stage_times.timed("vision_encoder", vision.encode)
+        bos = special_token_names(self.tokenizer.configuration).get("bos_token", "")
+        start = bos if directory.tower.blocks == "prompt" else ""
+        self.tokenizer.media_format = MediaFormat(vision.image_mark, vision.video_mark, start)
         return vision
 
     # -- what it is --------------------------------------------------------------------------------------------
@@ -165,7 +168,10 @@ class RankModel:
         return self._reuse.context_cache is None and len(self._reuse.system_prompts) > 0
 
     def get_stage_times(self) -> dict[str, StageTime]:
-        """How long ``llm_prefill`` and ``llm_generation`` take, by engine call; what never ran is left out."""
+        """How long ``llm_prefill``, ``llm_generation`` and ``vision_encoder`` take; what never ran is left out.
+
+        Prompts run in chunks, and each is a run; the images that a chunk needs are encoded in its time.
+        """
         return self.admission.stage_times.values()
 
     def get_spec_decode_generation_metrics(self) -> SpecDecodeGenerationMetrics:

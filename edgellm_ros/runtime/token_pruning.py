@@ -45,12 +45,13 @@ class TokenPruner:
         self.pruned_tokens += chosen.report.before - chosen.report.after
         keep = np.asarray(chosen.keep, np.int64)
         left = pruned_media(media, keep, len(seed.prompt_ids))
+        kept = tuple(tuple(np.flatnonzero(placed.places >= 0).tolist()) for placed in left.items)
         return replace(
             seed,
             prompt_ids=tuple(seed.prompt_ids[place] for place in chosen.keep),
             media=left,
             cache=replace(seed.cache, media=media_spans(left)),
-        ), chosen.report
+        ), replace(chosen.report, kept=kept)
 
     def _choose(
         self, seed: SlotSeed, media: PromptMedia, spans: list[tuple[int, int]], config: VisualPrunerConfig

@@ -163,8 +163,11 @@ class Tokenizer:
             text = _valid(text)
             return self._mark(text, nonce, self._markers if own else frozenset()) if literal else text
 
+        plain = None
         if template is None:
             rendered = mark("".join(media.content(message, mark) for message in messages), False)
+            plain = media.plain(rendered)
+            rendered = rendered if plain is None else plain
         else:
             rendered = template.render(
                 [*template_messages(messages, mark, media), *([committed_turn] if committed_turn else [])],
@@ -181,7 +184,7 @@ class Tokenizer:
                 RefusalCode.SPECIAL_TOKENS,
             )
         rendered = media.expand(rendered)
-        ids = self._encode_marked(rendered, nonce, add_special_tokens=template is None)
+        ids = self._encode_marked(rendered, nonce, add_special_tokens=template is None and plain is None)
         if not ids:
             raise RequestError("nothing is left of the prompt after tokenising.", RefusalCode.EMPTY_PROMPT)
         return EncodedPrompt(nonce.restore(rendered), ids, count)

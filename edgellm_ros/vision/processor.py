@@ -105,6 +105,12 @@ def _siglip(settings: ProcessorSettings) -> Processor:
     return SiglipProcessor.from_settings(settings)
 
 
+def _gemma3(settings: ProcessorSettings) -> Processor:
+    from .processors.gemma3 import Gemma3Processor
+
+    return Gemma3Processor.from_settings(settings)
+
+
 def _letterbox(settings: ProcessorSettings) -> Processor:
     from .processors.letterbox import LetterboxProcessor
 
@@ -120,6 +126,7 @@ _FAMILIES: dict[str, Callable[[ProcessorSettings], Processor]] = {
     "internvl": _internvl,
     "internvl_chat": _internvl,
     "paligemma": _siglip,
+    "gemma3": _gemma3,
     "smolvla": _letterbox,
     "pi0": _letterbox,
     "pi05": _letterbox,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -92,11 +92,15 @@ class VisualPrunerConfig:
 
 @dataclass(frozen=True)
 class PruningReport:
-    """What pruning did to one prompt; ``before`` and ``after`` count visual tokens."""
+    """What pruning did to one prompt; ``before`` and ``after`` count visual tokens.
+
+    ``kept``: of each image in order, which of its tokens are left; empty where all are.
+    """
 
     outcome: PruningOutcome
     before: int = 0
     after: int = 0
+    kept: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
 
     @property
     def applied(self) -> bool:

@@ -52,7 +52,7 @@ def test_answers_on_a_gpu_are_equal_with_and_without_reuse(engine: Path, library
         rank.close()
         backend.close()
     assert [response.output_ids for response in answers[0]] == [response.output_ids for response in answers[1]]
-    assert [response.reused_token_counts[0] for response in answers[1]] == [0, 32, 32]
+    assert [response.reused_token_counts[0] for response in answers[1]] == [0, 28, 24]
 
 
 def test_blocks_take_device_memory_within_the_budget_and_give_it_back(engine: Path) -> None:

@@ -22,6 +22,7 @@ from edgellm_ros.builder.quantize_int4 import round_to_int4
 from edgellm_ros.builder.random_weights import RandomCheckpoint, write_random_llama_checkpoint, write_safetensors
 from edgellm_ros.builder.smoothing import smoothing, smoothing_factors
 from edgellm_ros.builder.weights import Weight, checkpoint_weight
+from edgellm_ros.errors import CheckpointError
 
 DOWN = "model.layers.0.mlp.down_proj.weight"
 
@@ -162,6 +163,22 @@ def test_calibrated_engines_are_nearer_to_full_precision(tmp_path, precision, ga
     wanted = logits["fp32", False]
     plain, calibrated = (np.linalg.norm(logits[precision, way] - wanted) for way in (False, True))
     assert calibrated < gain * plain
+
+
+@pytest.mark.parametrize(
+    "tokenizer, said",
+    [
+        ({"version": "1.0", "model": {"type": "Nothing"}}, "tokenizer.json cannot be used"),
+        ({"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}, "gives no tokens"),
+    ],
+    ids=["of an unknown kind", "without tokens"],
+)
+def test_a_tokenizer_that_cannot_calibrate_is_one_sentence(tmp_path, tokenizer, said):
+    folder = write_random_llama_checkpoint(tmp_path / "checkpoint")
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(CheckpointError, match=f"{said}.*--no-calibration"):
+        build_engine(folder, tmp_path / "engine", precision="int8", limits=LIMITS)
+    assert not (tmp_path / "engine").exists()
 
 
 def test_four_bits_keep_eight_where_inputs_are_largest():

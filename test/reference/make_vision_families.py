@@ -18,7 +18,19 @@ from typing import Any
 
 import torch
 import transformers
-from vision_inputs import FAMILIES, GRIDS, IMAGE, IMAGE_SEEDS, PROMPTS, expanded, pixel_values
+from vision_inputs import (
+    FAMILIES,
+    GRIDS,
+    IMAGE,
+    IMAGE_SEEDS,
+    PROMPTS,
+    SECONDS_PER_PATCH,
+    VIDEO,
+    VIDEO_SEED,
+    WITH_VIDEO,
+    expanded,
+    pixel_values,
+)
 
 HERE = Path(__file__).resolve().parent / "vision_families"
 TOKENS = 10
@@ -28,13 +40,18 @@ def inputs_of(family: str, ids: list[int], prompt: int, seeds: tuple[int, ...]) 
     """What the model takes for ``ids``, of which the first ``prompt`` are the prompt."""
     kind = FAMILIES[family]
     given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
-    images = [torch.from_numpy(pixel_values(family, seed)) for seed in seeds]
+    images = [torch.from_numpy(pixel_values(family, seed)) for seed in seeds if seed != VIDEO_SEED]
     image_tokens = (given["input_ids"] == IMAGE).int()
     if kind.grids:
-        given["mm_token_type_ids"] = image_tokens
+        given["mm_token_type_ids"] = image_tokens + 2 * (given["input_ids"] == VIDEO).int()
         if images:
             given["pixel_values"] = torch.cat(images)
-            given["image_grid_thw"] = torch.tensor([GRIDS[seed] for seed in seeds])
+            given["image_grid_thw"] = torch.tensor([GRIDS[seed] for seed in seeds if seed != VIDEO_SEED])
+        if VIDEO_SEED in seeds:
+            given["pixel_values_videos"] = torch.from_numpy(pixel_values(family, VIDEO_SEED))
+            given["video_grid_thw"] = torch.tensor([GRIDS[VIDEO_SEED]])
+            if family == "qwen2_5_vl":
+                given["second_per_grid_ts"] = torch.tensor([SECONDS_PER_PATCH])
     elif images:
         pixels = torch.stack(images)
         given["pixel_values"] = pixels[None] if family == "smolvlm" else pixels
@@ -103,12 +120,13 @@ def write_family(family: str, folder: Path) -> None:
         config, attn_implementation="eager"
     )
     model = model.eval()
+    prompts = [*PROMPTS, *([WITH_VIDEO] if kind.grids else [])]
     for seed in range(41, 4100):
         with torch.inference_mode(False), torch.no_grad():
             draw(model, family, seed)
             model.tie_weights()
             try:
-                rows = [answer(model, family, text, seeds) for text, seeds in PROMPTS]
+                rows = [answer(model, family, text, seeds) for text, seeds in prompts]
             except ValueError:  # it answered with the token of an image
                 continue
             images = embeddings(model, family)

@@ -10,12 +10,15 @@ import numpy as np
 IMAGE, VIDEO, START, END = 262, 263, 264, 265  # token ids
 VOCABULARY = 269
 IMAGE_SEEDS = (0, 1, 2)
-GRIDS = {0: (1, 6, 8), 1: (1, 4, 4), 2: (1, 8, 6)}  # of patches, where images have their own
+GRIDS = {0: (1, 6, 8), 1: (1, 4, 4), 2: (1, 8, 6), 3: (3, 4, 12)}  # of patches, where images have their own
+VIDEO_SEED = 3
+SECONDS_PER_PATCH = 0.5  # so that time runs behind the columns, where versions of transformers agree
 PROMPTS: tuple[tuple[list[int], tuple[int, ...]], ...] = (
     ([72, 101, 108, 108, 111, 35, 12, 91], ()),
     ([17, 43, IMAGE, 9, 88, 21], (0,)),
     ([99, IMAGE, 13, 14, IMAGE, IMAGE, 77, 120, 33, 54, 200], (2, 0, 1)),
 )
+WITH_VIDEO: tuple[list[int], tuple[int, ...]] = ([31, VIDEO, 72, IMAGE, 29, 61], (VIDEO_SEED, 1))  # where there are any
 
 TEXT: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 3,
@@ -152,9 +155,15 @@ def expanded(family: str, text: list[int], seeds: tuple[int, ...]) -> list[int]:
     images = iter(seeds)
     ids: list[int] = []
     for token in text:
-        if token == IMAGE:
-            image = [IMAGE] * token_count(family, next(images))
-            ids += [START, *image, END] if FAMILIES[family].grids else image
+        if token in (IMAGE, VIDEO):
+            seed = next(images)
+            image = [token] * token_count(family, seed)
+            frames = GRIDS[seed][0]
+            if family == "qwen3_vl" and frames > 1:  # each frame by itself, behind its time
+                for frame in range(frames):
+                    ids += [40 + frame, START, *image[: len(image) // frames], END]
+            else:
+                ids += [START, *image, END] if FAMILIES[family].grids else image
         else:
             ids.append(token)
     return ids

@@ -20,9 +20,11 @@ from rclpy.serialization import serialize_message
 from sensor_msgs.msg import CompressedImage, Image
 
 from edgellm_ros.errors import EdgeLLMError, RefusalCode, RequestError
-from edgellm_ros.ros.images import Camera, CameraInputs, cameras_of, decode_frame, stamp_of
+from edgellm_ros.ros.cameras import Camera, cameras_of, decode_frame, stamp_of
+from edgellm_ros.ros.images import CameraInputs, RequestImages
 from edgellm_ros.ros.parameters import Settings
 from edgellm_ros.ros.qos_events import QosWatch
+from edgellm_ros.vision.pruner import PruningOutcome, PruningReport
 
 cv2 = pytest.importorskip("cv2")
 
@@ -65,7 +67,11 @@ class CameraBench:
 
     def open(self) -> CameraInputs:
         self.cameras = CameraInputs(
-            self.node, self.settings, self.qos, lambda kind, sentence: self.warnings.append((kind, sentence))
+            self.node,
+            self.settings,
+            self.qos,
+            lambda kind, sentence: self.warnings.append((kind, sentence)),
+            lambda height, width: np.array([[0.0, 0.0, 1.0, 0.5], [0.0, 0.5, 1.0, 1.0]]),
         )
         return self.cameras
 
@@ -123,7 +129,7 @@ def test_images_arrive_from_every_publisher_before_and_after(bench, reliability,
     cameras = one.open()
     if not before:
         publisher = one.robot.create_publisher(Image, "image", profile)
-    one.publish_until(publisher, lambda: image_message(one.robot.get_clock()), lambda: cameras.frames.events())
+    one.publish_until(publisher, lambda: image_message(one.robot.get_clock()), lambda: cameras.frames.events("image"))
     taken = one.take()
     assert np.array_equal(taken.images[0], np.full((4, 6, 3), 7, np.uint8))
     assert (taken.cameras, taken.frame_id) == (("image",), "lens")
@@ -223,7 +229,7 @@ def test_frames_that_are_turned_away_are_told_and_counted(bench, sentence, chang
         setattr(message.header.stamp, name, value)
     cameras._receiver(cameras.cameras[0])(serialize_message(message))
     assert sentence in one.warnings[0][1] and "/image" in one.warnings[0][1]
-    assert sum(cameras.frames.events().values()) == 1
+    assert sum(cameras.frames.events("image").values()) == 1
 
 
 def test_zero_stamps_do_where_arrival_counts(bench):
@@ -285,3 +291,36 @@ def test_the_suffix_comes_behind_a_remapped_base_topic():
     settings = Settings.from_values({"images.transport": ["compressed"]})
     (camera,) = cameras_of(settings, lambda topic: {"image": "/kinect/color"}[topic])
     assert camera.topic == "/kinect/color/compressed"
+
+
+def test_the_overlay_is_published_only_while_somebody_looks(bench):
+    one = bench()
+    cameras = one.open()
+    seen = RequestImages(
+        images=(np.full((40, 60, 3), 200, np.uint8),), cameras=("image",), stamp=1_500_000_007, frame_id="lens"
+    )
+    report = PruningReport(PruningOutcome.APPLIED, 2, 1, ((1,),))
+    cameras._boxes = lambda height, width: pytest.fail("drawn for nobody")
+    cameras.show(seen, report, "a cup")
+    found: list[Image] = []
+    one.robot.create_subscription(Image, "sees/overlay", found.append, 1)
+    one.wait(lambda: cameras._overlay.get_subscription_count(), DISCOVERY)
+    cameras._boxes = lambda height, width: np.array([[0.0, 0.0, 1.0, 0.5], [0.0, 0.5, 1.0, 1.0]])
+    cameras.show(seen, report, "a cup")
+    one.wait(lambda: found)
+    picture = np.frombuffer(found[0].data, np.uint8).reshape(found[0].height, found[0].width, 3)
+    assert (picture[:40, :30] == 50).all() and (picture[:40, 30:] == 200).all()
+    assert picture[40:].max() == 255 and (picture[40:] == 0).any()
+    stamp = found[0].header.stamp
+    assert (found[0].encoding, stamp.sec, stamp.nanosec, found[0].header.frame_id) == ("rgb8", 1, 500_000_007, "lens")
+
+
+def test_each_camera_is_told_in_diagnostics(bench):
+    one = bench({"cameras": ["front"]})
+    cameras = one.open()
+    (facts,) = cameras.facts()
+    assert (facts.name, facts.topic, facts.age, dict(facts.events)) == ("front", "/front/image_raw", None, {})
+    cameras._receiver(cameras.cameras[0])(serialize_message(image_message(one.node.get_clock())))
+    (facts,) = cameras.facts()
+    assert 0 <= facts.age < 5
+    assert facts.values()["frames.taken"] == 1

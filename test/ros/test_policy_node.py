@@ -270,9 +270,8 @@ def test_diagnostics_show_what_came_and_what_was_followed(start):
         lambda: {v.key: v.value for v in bench.diagnostics["policy"].values}.get("chunks.followed") == "1", "the count"
     )
     values = {value.key: value.value for value in bench.diagnostics["policy"].values}
-    assert (
-        values["joint_states.taken"] == "1" and values["images.taken"] == "3" and json.loads(values["moving"]) is True
-    )
+    assert values["joint_states.taken"] == "1" and values["chunks.followed"] == "1"
+    assert json.loads(values["moving"]) is True
 
 
 @pytest.mark.parametrize("stamp", ["observation", "now", "zero"])

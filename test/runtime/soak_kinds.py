@@ -125,7 +125,24 @@ def with_special_tokens(generator: random.Random) -> Asked:
     return Asked("with_special_tokens", {"max_generate_length": 40}, {"skip_special_tokens": False})
 
 
-KINDS: tuple[Callable[[random.Random], Asked], ...] = (
+def adapted(generator: random.Random) -> Asked:
+    """With one of the adapters that the runtime was given, or none; each sequence its own."""
+    own = {
+        "lora_weights_name": generator.choice(ADAPTERS),
+        "sampling": generator.choice((None, SamplingParameters(temperature=0.9, top_k=40))),
+        "sampling_seed": generator.randrange(1 << 20),
+        "max_generate_length": generator.choice((3, 8, 14)),
+        "ignore_eos": True,
+    }
+    return Asked("adapted", own, text=some_text(generator, 5))
+
+
+ADAPTERS = ("", "grasp", "speak", "watch")
+
+Kinds = tuple[Callable[[random.Random], Asked], ...]
+
+ON_ANY_ENGINE: Kinds = (adapted, greedy, drawn, adapted, stopped, explained, adapted, long_prompt, shared_system)
+KINDS: Kinds = (
     greedy, drawn, stopped, biased, explained, long_prompt, shared_system, bypassing, thinking, with_special_tokens,
     *((guided,) if importlib.util.find_spec("llguidance") else ()),
 )  # fmt: skip

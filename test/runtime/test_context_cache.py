@@ -22,7 +22,7 @@ from edgellm_ros.runtime.cache_policy import (
     CacheScope,
     MediaSpan,
 )
-from edgellm_ros.runtime.context_cache import ContextCache, ContextCacheConfig, block_contents
+from edgellm_ros.runtime.context_cache import REPLAYED_TOKENS, ContextCache, ContextCacheConfig, block_contents
 
 PLAIN = CachePolicy()
 BYPASS = CachePolicy(lookup=CacheLookupPolicy.BYPASS)
@@ -33,19 +33,31 @@ def test_a_known_prefix_is_copied_and_the_rest_is_left_to_compute():
     cache = make_cache()
     fill(cache, 0, LONG)
     assert cache.publish(LONG, len(LONG), 0, PLAIN) == 80
-    assert cache.reuse([*LONG[:70], 1, 2, 3], ROW, PLAIN) == 64
+    assert cache.reuse([*LONG[:70], *range(10)], ROW, PLAIN) == 64
     assert contents_of(cache, ROW, 64) == LONG[:64]
     counts = cache.metrics()
     assert (counts.hit_sequences, counts.matched_tokens, counts.reused_tokens) == (1, 64, 64)
     assert (counts.standard_plans, counts.published_tokens, counts.current_records) == (1, 80, 5)
 
 
-def test_a_prompt_that_is_known_whole_leaves_its_last_token():
+@pytest.mark.parametrize("length", [17, 20, 32, 75, 80, 81, 95, 96, 100])
+def test_the_last_tokens_of_a_prompt_are_computed_in_any_case(length):
     cache = make_cache()
     fill(cache, 0, LONG)
     cache.publish(LONG, len(LONG), 0, PLAIN)
-    assert cache.reuse(LONG, ROW, PLAIN) == 79
-    assert cache.metrics().full_input_rewind_plans == 1
+    prompt = [*LONG, *range(20)][:length]
+    matched = min(length, len(LONG)) // BLOCK_TOKENS * BLOCK_TOKENS
+    assert reuse_and_fill(cache, ROW, prompt) == min(matched, length - REPLAYED_TOKENS)
+    assert cache.metrics().full_input_rewind_plans == (matched > length - REPLAYED_TOKENS)
+
+
+def test_a_short_prompt_is_computed_though_it_is_known():
+    cache = make_cache()
+    fill(cache, 0, LONG)
+    cache.publish(LONG, len(LONG), 0, PLAIN)
+    assert cache.reuse(LONG[:16], ROW, PLAIN) == 0
+    counts = cache.metrics()
+    assert (counts.full_input_rewind_plans, counts.hit_sequences, counts.matched_tokens) == (1, 0, 16)
 
 
 @pytest.mark.parametrize("difference", [0, 15, 16, 40, 79])
@@ -54,7 +66,8 @@ def test_nothing_after_the_first_difference_is_reused(difference):
     fill(cache, 0, LONG)
     cache.publish(LONG, len(LONG), 0, PLAIN)
     other = [*LONG[:difference], 9, *LONG[difference + 1 :]]
-    assert cache.reuse(other, ROW, PLAIN) == difference // BLOCK_TOKENS * BLOCK_TOKENS
+    wanted = min(difference // BLOCK_TOKENS * BLOCK_TOKENS, len(LONG) - REPLAYED_TOKENS)
+    assert cache.reuse(other, ROW, PLAIN) == wanted
 
 
 def test_partial_blocks_are_not_kept():
@@ -87,7 +100,7 @@ def test_scopes_share_nothing(scope):
     other = CachePolicy(scope=scope)
     assert cache.reuse(LONG, ROW, other) == 0
     cache.publish(LONG, len(LONG), 0, other)
-    assert cache.reuse(LONG, ROW, other) == 79 and len(cache.store) == 10
+    assert cache.reuse(LONG, ROW, other) == 64 and len(cache.store) == 10
 
 
 def test_equal_placeholders_with_other_images_are_other_blocks():
@@ -96,7 +109,7 @@ def test_equal_placeholders_with_other_images_are_other_blocks():
     one, other = (CachePolicy(media=(MediaSpan(20, 50, digest),)) for digest in (b"cat", b"dog"))
     fill(cache, 0, ids)
     cache.publish(ids, len(ids), 0, one)
-    assert cache.reuse(ids, ROW, one) == 79
+    assert cache.reuse(ids, ROW, one) == 64
     assert cache.reuse(ids, ROW, other) == 16
     shifted = CachePolicy(media=(MediaSpan(20, 40, b"cat"), MediaSpan(40, 50, b"cat")))
     assert cache.reuse(ids, ROW, shifted) == 32
@@ -143,12 +156,12 @@ def test_blocks_used_longest_ago_leave_and_prefixes_stay_whole():
     for ids in (first, second):
         fill(cache, 0, ids)
         cache.publish(ids, 32, 0, PLAIN)
-    assert cache.reuse([*first, 1], ROW, PLAIN) == 32
+    assert cache.reuse([*first, *range(16)], ROW, PLAIN) == 32
     third = list(range(200, 232))
     fill(cache, 0, third)
     assert cache.publish(third, 32, 0, PLAIN) == 32
-    assert cache.reuse([*second, 1], ROW, PLAIN) == 16  # its own part left, what it shares stays
-    assert cache.reuse([*first, 1], ROW, PLAIN) == 32
+    assert cache.reuse([*second, *range(16)], ROW, PLAIN) == 16  # its own part left, what it shares stays
+    assert cache.reuse([*first, *range(16)], ROW, PLAIN) == 32
     assert cache.metrics().evicted_records == 1
 
 
@@ -241,11 +254,11 @@ def test_a_prefix_that_cannot_be_copied_in_is_computed_and_forgotten(copy):
     fill(cache, 0, LONG)
     cache.publish(LONG, 80, 0, PLAIN)
     faults.at = faults.imports + copy
-    assert cache.reuse([*LONG, 1], ROW, PLAIN) == 0
+    assert cache.reuse([*LONG, *range(16)], ROW, PLAIN) == 0
     counts = cache.metrics()
     assert (counts.forced_cold_sequences, counts.failed_copies, counts.hit_sequences) == (1, 1, 0)
     assert cache.store.pins == 0 and len(cache.store) == copy  # the damaged block and those below it are gone
-    assert cache.reuse([*LONG, 1], ROW, PLAIN) == copy * BLOCK_TOKENS
+    assert cache.reuse([*LONG, *range(16)], ROW, PLAIN) == copy * BLOCK_TOKENS
 
 
 @pytest.mark.parametrize("copy", range(5))

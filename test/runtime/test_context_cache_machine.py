@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from edgellm_ros.errors import BackendError
 from edgellm_ros.runtime.block_store import BLOCK_TOKENS
 from edgellm_ros.runtime.cache_policy import CachePolicy
+from edgellm_ros.runtime.context_cache import REPLAYED_TOKENS
 
 PLAIN = CachePolicy()
 # Few different blocks, so that prompts share prefixes; some end inside a block.
@@ -32,7 +33,7 @@ class ContextCacheMachine(RuleBasedStateMachine):
     )
     def a_sequence_runs(self, prompt, row, generated, ends):
         matched = len(self.model.find(prompt, len(prompt))) * BLOCK_TOKENS
-        assert reuse_and_fill(self.cache, row, prompt) == min(matched, len(prompt) - 1)
+        assert reuse_and_fill(self.cache, row, prompt) == max(0, min(matched, len(prompt) - REPLAYED_TOKENS))
         assert self.cache.publish(prompt, len(prompt), row, PLAIN) == self.model.publish(prompt, len(prompt))
         history = prompt + [index % 3 for index in range(generated)]
         fill(self.cache, row, history, len(prompt))
@@ -46,7 +47,8 @@ class ContextCacheMachine(RuleBasedStateMachine):
         self.faults.at = self.faults.imports + at
         reused = reuse_and_fill(self.cache, 0, prompt)
         self.faults.at = -1
-        if at < len(chain):
+        copied = -(-max(0, min(len(chain) * BLOCK_TOKENS, len(prompt) - REPLAYED_TOKENS)) // BLOCK_TOKENS)
+        if at < copied:
             assert reused == 0
             self.model.drop(chain[at])
 
@@ -73,7 +75,7 @@ class ContextCacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.poisoned and self.model.known)
     @rule(data=st.data())
     def the_device_is_lost(self, data):
-        prefix = [*data.draw(st.sampled_from(self.model.known)), 1]
+        prefix = [*data.draw(st.sampled_from(self.model.known)), *range(REPLAYED_TOKENS)]
         self.faults.at, self.faults.restless = self.faults.imports, True
         try:
             self.cache.reuse(prefix, 0, PLAIN)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import family_engines
 import numpy as np
 import pytest
@@ -87,6 +89,21 @@ def check_modes(runtime: LLMInferenceRuntime, tolerance: float) -> None:
             check_equal(found, wanted, tolerance)
 
 
+def check_compositions(runtime: LLMInferenceRuntime, count: int) -> None:
+    """Random meetings in one batch, with one sequence cancelled."""
+    wanted = [outcome(answer(runtime, request(entry))) for entry in ITEMS]
+    for seed in range(count):
+        generator = random.Random(seed)
+        arrivals = {index: generator.randrange(6) for index in range(len(ITEMS))}
+        cancelled, step = generator.randrange(len(ITEMS)), generator.randrange(1, 12)
+        for index, response in play(runtime, ITEMS, Composition(arrivals, {cancelled: step})).items():
+            ids, text, reason = outcome(response)
+            if reason is FinishReason.CANCELLED:
+                assert index == cancelled and wanted[index][0][: len(ids)] == ids
+            else:
+                assert (ids, text, reason) == wanted[index], (seed, index)
+
+
 def test_all_modes_agree_on_the_scripted_engine(tmp_path):
     with fake_runtime(tmp_path / "engine", FakeScript(mode=FakeMode.SEEDED), prefill_chunk=16) as runtime:
         check_modes(runtime, 0.0)
@@ -100,6 +117,7 @@ def test_all_modes_agree_for_every_family(family, tmp_path):
     path = build_engine(family_engines.checkpoint(family), tmp_path / "engine", limits=limits)
     with LLMInferenceRuntime(path, threads=1, prefill_chunk=16, join_chunk=8) as runtime:
         check_modes(runtime, 1e-3)
+        check_compositions(runtime, 6)
 
 
 @pytest.mark.slow

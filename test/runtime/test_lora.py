@@ -16,7 +16,9 @@ from tiny_families import TINY_FAMILIES
 from edgellm_ros.adapter_format import AdapterFormat
 from edgellm_ros.backends.base import SamplingRow
 from edgellm_ros.backends.cpu import CPUBackend
+from edgellm_ros.builder.adapters import AdapterLimits
 from edgellm_ros.builder.build import build_engine
+from edgellm_ros.cli.main import main
 from edgellm_ros.engine_format import open_engine_directory
 from edgellm_ros.errors import CheckpointError, EdgeLLMError, MisuseError, RefusalCode
 from edgellm_ros.runtime.context_cache import ContextCacheConfig
@@ -49,7 +51,7 @@ def attention(module: str) -> bool:
 def executor_with_adapters(folder: Path, family: str, lowering: str):
     """An executor whose places 1 and 2 hold adapters of different ranks, and their folders."""
     path = folder / f"{family}-{lowering}"
-    build_engine(checkpoint(family), path, lowering=lowering, limits=LIMITS, lora=(RANK, SLOTS))
+    build_engine(checkpoint(family), path, lowering=lowering, limits=LIMITS, lora=AdapterLimits(RANK, SLOTS))
     executor = ModelExecutor(open_engine_directory(path), CPUBackend(1), prefill_chunk=8, score_chunk=8)
     form = executor.adapters.form
     folders = [
@@ -98,7 +100,7 @@ def test_answers_are_those_of_merged_weights(folder, family, lowering):
 
 @cache
 def engine(folder: Path) -> Path:
-    return build_engine(checkpoint("llama"), folder / "engine", limits=LIMITS, lora=(RANK, SLOTS))
+    return build_engine(checkpoint("llama"), folder / "engine", limits=LIMITS, lora=AdapterLimits(RANK, SLOTS))
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +113,6 @@ def folders(folder):
 def runtime(folder, folders):
     with LLMInferenceRuntime(engine(folder), backend=CPUBackend(1), lora_weights=folders) as runtime:
         yield runtime
-        assert not any(runtime.rank.adapters._slots.users(name) for name in folders)
 
 
 def asked(*names: str, prompt=ROWS[0], **fields) -> LLMGenerationRequest:
@@ -153,6 +154,15 @@ def test_rows_keep_their_adapters_when_others_leave(runtime, folder):
 
 def test_more_adapters_than_places_take_turns(runtime, folder):
     for name in "abcabcb":
+        assert ids(runtime, asked(name)) == [expected(folder, name)]
+
+
+def test_a_place_keeps_nothing_of_the_adapter_before(runtime, folder):
+    """The second adapter leaves out most of what the first one filled."""
+    form = runtime.rank.adapters._form
+    write_adapter(folder / "some", form, 2, 9, targets=attention)
+    runtime.rank.load_lora_weights("some", folder / "some")
+    for name in ("a", "b", "some", "a", "some"):
         assert ids(runtime, asked(name)) == [expected(folder, name)]
 
 
@@ -236,7 +246,35 @@ def test_an_engine_without_room_says_so(folder, folders):
         LLMInferenceRuntime(plain, backend=CPUBackend(1), lora_weights=folders)
 
 
-@pytest.mark.parametrize(("lora", "words"), [((0, 1), "lora_rank"), ((4, 65), "lora_slots"), ((True, 1), "lora_rank")])
-def test_room_outside_its_limits_is_refused(folder, lora, words):
+def test_room_may_be_in_some_projections_only(folder, folders):
+    path = build_engine(
+        checkpoint("llama"), folder / "some-room", limits=LIMITS, lora=AdapterLimits(RANK, SLOTS, ("q_proj", "v_proj"))
+    )
+    form = AdapterFormat.from_config(open_engine_directory(path).config.extra)
+    assert [target.module[-6:] for target in form.stacks[0].targets] == ["q_proj", "k_proj", "v_proj"]
+    assert len(form.stacks) == TINY_FAMILIES["llama"]["num_hidden_layers"]
+    fitting = write_adapter(folder / "fitting", form, 3, 4, targets=attention)
+    with LLMInferenceRuntime(path, backend=CPUBackend(1), lora_weights={"fitting": fitting}) as runtime:
+        assert ids(runtime, asked("fitting", "")) == [expected(folder, "fitting"), expected(folder, "")]
+        with pytest.raises(EdgeLLMError, match="which this engine keeps"):
+            runtime.rank.load_lora_weights("a", folders["a"])
+
+
+@pytest.mark.parametrize(
+    ("rank", "slots", "targets", "words"),
+    [
+        (0, 1, (), "lora_rank is 0"),
+        (4, 65, (), "lora_slots is 65"),
+        (True, 1, (), "lora_rank is True"),
+        (4, 1, ("qkv",), "lora_targets has 'qkv'"),
+    ],
+)
+def test_room_outside_its_limits_is_refused(rank, slots, targets, words):
     with pytest.raises(CheckpointError, match=words):
-        build_engine(checkpoint("llama"), folder / "refused", limits=LIMITS, lora=lora)
+        AdapterLimits(rank, slots, targets)
+
+
+@pytest.mark.parametrize("option", ["--lora-slots", "--lora-targets"])
+def test_the_command_wants_a_rank_with_its_other_options(option, tmp_path, capsys):
+    assert main(["build", str(tmp_path), str(tmp_path / "out"), option, "2"]) == 2
+    assert f"{option} is given without --lora-rank" in capsys.readouterr().err

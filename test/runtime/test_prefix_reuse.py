@@ -14,7 +14,8 @@ from edgellm_ros.backends.fake import FakeMode, FakeScript, Fault
 from edgellm_ros.errors import BackendError, EdgeLLMError, RefusalCode, RequestError
 from edgellm_ros.runtime.boundary import AdmitDecision
 from edgellm_ros.runtime.cache_policy import CacheCommitPolicy, CacheLookupPolicy
-from edgellm_ros.runtime.context_cache import ContextCacheConfig
+from edgellm_ros.runtime.context_cache import REPLAYED_TOKENS, ContextCacheConfig
+from edgellm_ros.runtime.mixed_rows import chunk_end
 from edgellm_ros.runtime.rank_runtime import LLMRankRuntime
 from edgellm_ros.runtime.request import FinishReason, LLMGenerationResponse, Message, Request, SamplingParameters
 from edgellm_ros.runtime.scheduler import RequestEngine, RequestEngineConfig
@@ -42,16 +43,28 @@ def plain(tmp_path_factory):
         yield runtime
 
 
-def test_a_repeated_prompt_gives_the_same_and_computes_one_token(cached, plain):
+def test_a_repeated_prompt_gives_the_same_and_computes_its_end_alone(cached, plain):
     asked = request(turn("open", sampling=DRAWN, sampling_seed=4))
     first, second = answer(cached, asked), answer(cached, asked)
     assert outcome(first) == outcome(second) == outcome(answer(plain, asked))
     assert first.reused_token_counts == [0]
-    # Its last, partial block was completed by the answer, which this prompt cannot count on.
-    assert second.reused_token_counts == [first.input_token_counts[0] // 16 * 16]
+    assert second.reused_token_counts == [first.input_token_counts[0] - REPLAYED_TOKENS]
     metrics = cached.rank.get_prefill_metrics()
     assert metrics.reused_tokens == second.reused_token_counts[0]
     assert metrics.reused_tokens + metrics.computed_tokens == sum(first.input_token_counts + second.input_token_counts)
+
+
+@pytest.mark.parametrize("most", [4, 16, 24, 64, 256])
+def test_the_last_chunk_of_a_prompt_is_not_short(most):
+    for length in range(1, 300):
+        start, chunks = 0, []
+        while start < length:
+            end = chunk_end(start, most, length)
+            assert start < end <= min(length, start + most)
+            chunks.append(end - start)
+            start = end
+        assert len(chunks) == -(-length // most)  # no more of them than there must be
+        assert chunks[-1] >= min(length, 16) or most < 16
 
 
 def test_without_a_cache_nothing_is_reused_and_there_are_no_counters(plain):

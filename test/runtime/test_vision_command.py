@@ -19,6 +19,7 @@ PROCESSORS = {
     "qwen2_vl": {
         **HALF, "patch_size": 3, "merge_size": 2, "temporal_patch_size": 2, "min_pixels": 144, "max_pixels": 432,
     },
+    "gemma3": {**HALF, "size": {"height": 24, "width": 24}, "image_seq_length": 9},
     "paligemma": {**HALF, "size": {"height": 14, "width": 14}, "image_seq_length": 9},
     "internvl": {
         **HALF, "size": {"height": 24, "width": 24}, "crop_to_patches": False, "min_patches": 1, "max_patches": 2,
@@ -28,6 +29,7 @@ ARCHITECTURES = {
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "internvl": "InternVLForConditionalGeneration",
     "paligemma": "PaliGemmaForConditionalGeneration",
+    "gemma3": "Gemma3ForConditionalGeneration",
 }
 
 
@@ -79,6 +81,24 @@ def test_images_stand_before_the_prompt_and_their_tokens_are_told(built, files, 
     again = report(capsys, engine, "--prompt", "hi", "--image", str(files / "b.png"), "--image", str(files / "a.jpg"))
     assert again["output_ids"] != found["output_ids"] or again["input_ids"] != found["input_ids"]
     assert "media" not in report(capsys, engine, "--prompt", "hi")
+
+
+def test_paligemma_without_a_template_has_its_images_first_and_then_its_text(built, files, capsys):
+    engine, image = built("paligemma"), str(files / "a.jpg")
+    found = report(capsys, engine, "--prompt", "hi", "--image", image, "--image", image, "--no-chat-template")
+    text = report(capsys, engine, "--prompt", "hi", "--no-chat-template")
+    assert found["input_ids"] == [262] * 18 + text["input_ids"]
+    assert text["input_ids"][0] == 1 and len(text["input_ids"]) == 4  # <|im_start|> as bos, two letters, a new line
+
+
+def test_gemma_3_has_blank_lines_around_an_image(built, files, capsys):
+    engine, image = built("gemma3"), str(files / "a.jpg")
+    found = report(capsys, engine, "--prompt", "hi", "--image", image)
+    text = report(capsys, engine, "--prompt", "hi")
+    place = found["input_ids"].index(262)
+    assert found["input_ids"][place : place + 10] == [262] * 9 + found["input_ids"][place + 9 : place + 10]
+    marks = len("<start_of_image>") + len("<end_of_image>")  # no control tokens of this small vocabulary
+    assert len(found["input_ids"]) == len(text["input_ids"]) + 9 + marks + 4
 
 
 def test_a_video_is_one_item_with_time_where_the_family_has_it(built, files, capsys):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from vision_engines import LOWERINGS, engine, reference
-from vision_inputs import FAMILIES, GRIDS, pixel_values, token_count
+from vision_inputs import FAMILIES, GRIDS, SECONDS_PER_PATCH, VIDEO_SEED, pixel_values, token_count
 
 import edgellm_ros.vision.runner as vision_runner
 from edgellm_ros.errors import RefusalCode, RequestError
@@ -22,7 +23,9 @@ from edgellm_ros.runtime.request import (
     Request,
     SamplingParameters,
 )
-from edgellm_ros.vision.processor import ProcessedImages
+from edgellm_ros.runtime.scheduler import RequestEngine
+from edgellm_ros.runtime.scheduler_config import RequestEngineConfig
+from edgellm_ros.vision.processor import ProcessedImages, Video
 
 GREEDY = SamplingParameters(temperature=0.0)
 TOLERANCE = 1e-4
@@ -55,9 +58,24 @@ class SeededProcessor:
             np.array([GRIDS[seed] for seed in seeds]) if grids else None,
         )
 
+    def process_video(self, video: Video) -> ProcessedImages:
+        """See ``VideoProcessor``; the frames of one video are given for the seed of it."""
+        (seed,) = {int(frame.flat[0]) for frame in video.frames}
+        processed = self.process([video.frames[0]])
+        return replace(processed, placeholders=(self.video_token * token_count(self.family, seed),))
+
+    video_mark = video_token = "<|video_pad|>"
+
 
 def image(seed: int) -> np.ndarray:
     return np.full((2 + seed, 4, 3), seed, dtype=np.uint8)
+
+
+def content(seed: int) -> np.ndarray | Video:
+    """An image, or a video of two frames for each of its temporal patches."""
+    if seed != VIDEO_SEED:
+        return image(seed)
+    return Video([image(seed)] * 2 * GRIDS[seed][0], seconds_per_frame=SECONDS_PER_PATCH / 2)
 
 
 @pytest.fixture
@@ -78,7 +96,7 @@ def opened(monkeypatch) -> Iterator[Any]:
 def request_of(rows: Sequence[dict[str, Any]], **options: Any) -> LLMGenerationRequest:
     return LLMGenerationRequest(
         requests=[
-            Request((Message.of("user", "x", *(image(seed) for seed in row["images"])),), ignore_eos=True)
+            Request((Message.of("user", "x", *(content(seed) for seed in row["images"])),), ignore_eos=True)
             for row in rows
         ],
         pre_tokenized_input_ids=[list(row["input_ids"]) for row in rows],
@@ -106,14 +124,15 @@ def check(response: LLMGenerationResponse, rows: Sequence[dict[str, Any]]) -> No
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_text_one_and_three_images_answer_as_transformers(opened, family, lowering):
+def test_text_images_and_videos_answer_as_transformers(opened, family, lowering):
     runtime = opened(family, lowering)
     rows = reference(family)["answers"]
     for row in rows:
         check(run(runtime, [row]), [row])
     check(run(runtime, rows), rows)  # a ragged batch
     metrics = runtime.rank.get_multimodal_metrics()
-    assert metrics.total_images == 8
+    assert metrics.total_images == 2 * sum(len(row["images"]) for row in rows)
+    assert runtime.rank.get_stage_times()["vision_encoder"].count == metrics.total_images
     assert metrics.total_image_tokens == 2 * sum(token_count(family, seed) for row in rows for seed in row["images"])
 
 
@@ -246,3 +265,17 @@ def test_what_no_image_is_and_what_sees_none_are_refused(opened, monkeypatch):
     with pytest.raises(RequestError, match="has no image tower") as caught:
         runtime.prepare(LLMGenerationRequest(requests=[Request((Message.of("user", "a", image(0)),))]))
     assert caught.value.code is RefusalCode.UNSUPPORTED
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_scheduler_answers_prompts_with_and_without_images_together(opened, family):
+    runtime = opened(family, join_chunk=8, context_cache=ContextCacheConfig(1 << 22))
+    rows = reference(family)["answers"]
+    scheduler = RequestEngine(runtime, RequestEngineConfig(max_batch_size=3))
+    try:
+        handles = [scheduler.submit(request_of([rows[index]])) for index in (1, 2, 0, 2, 1)]
+        for index, handle in zip((1, 2, 0, 2, 1), handles, strict=True):
+            check(handle.get(timeout=60), [rows[index]])
+    finally:
+        scheduler.shutdown()
+    assert runtime.rank.vision.metrics.encoded == 3
