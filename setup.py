@@ -70,7 +70,12 @@ setup(
     maintainer_email="maintainers@edgellm-ros.example",
     license="Apache-2.0",
     packages=find_packages(include=[NAME, f"{NAME}.*"]),
-    package_data={NAME: ["py.typed"], f"{NAME}.backends.cuda": ["*.cu", "*.cuh"], f"{NAME}.ros": ["*.yaml"]},
+    package_data={
+        NAME: ["py.typed"],
+        f"{NAME}.backends.cuda": ["*.cu", "*.cuh"],
+        f"{NAME}.ros": ["*.yaml"],
+        f"{NAME}.tabletop": ["checkpoint/*", "checkpoint/vlm/*"],
+    },
     data_files=data_files(),
     cmdclass={"build_py": BuildWithSharedFiles},
     zip_safe=False,
@@ -86,7 +91,8 @@ setup(
     extras_require={
         "gpu": ["cuda-python>=12.6"],  # and tensorrt, or onnxruntime-gpu, as the machine has it
         "vision": ["opencv-python-headless>=4.8"],
-        "build": ["onnx>=1.19,<2", "safetensors>=0.4", "gguf>=0.17"],
+        "tabletop": ["opencv-python-headless>=4.8"],
+        "build": ["onnx>=1.19,<2", "ml_dtypes>=0.5", "safetensors>=0.4", "gguf>=0.17"],
         "guided": ["llguidance>=1.9,<2"],
         "test": ["pytest>=8,<9", "pytest-timeout", "pytest-xdist", "hypothesis", "rosbags>=0.11", "psutil"],
         "bench": ["psutil", "transformers>=5,<6"],
@@ -95,6 +101,7 @@ setup(
         "console_scripts": [
             "edgellm = edgellm_ros.cli.main:main",
             "edgellm_node = edgellm_ros.ros.node:main",
+            "tabletop_world = edgellm_ros.tabletop.world_node:main",
         ],
     },
 )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .prompts import prompt_ids
-from .session_times import watch_sessions
+from .session_times import Span, watch_calls, watch_sessions
 
 
 class Runtime:
@@ -26,6 +27,7 @@ class Runtime:
         self._runtime = LLMInferenceRuntime(engine_directory, backend=backend, threads=threads, context_cache=cache)
         self._weight_bytes = weight_bytes(Path(engine_directory))
         self._variant = 0
+        self._decoding = watch_calls(self._runtime.rank.executor, "decode")
 
     def versions(self) -> dict[str, str]:
         """Versions of this package and of the engine library."""
@@ -48,6 +50,7 @@ class Runtime:
         """One sequence, then several that arrive together at the scheduler: rates while all of them decode."""
         single = self.decode(prompt_tokens, tokens)["decode_rate"]
         self._spans.clear()
+        self._decoding.clear()
         from edgellm_ros import RequestEngine
         from edgellm_ros.runtime.scheduler import RequestEngineConfig
 
@@ -59,8 +62,9 @@ class Runtime:
         finally:
             engine.shutdown()
         start, end = max(t.first_token for t in times), min(t.last_token for t in times)
-        steps = [(begun, ended) for begun, ended in self._spans if begun >= start and ended <= end]
+        steps = _within(self._spans, start, end)
         seconds, inside = end - start, sum(ended - begun for begun, ended in steps)
+        calls = sum(ended - begun for begun, ended in _within(self._decoding, start, end))
         rate = sequences * len(steps) / seconds
         return {
             "batch_scaling": rate / single,
@@ -68,6 +72,7 @@ class Runtime:
             "single_decode_rate": single,
             "batch_python_share": 100 * (seconds - inside) / seconds,
             "batch_python_time": 1e6 * (seconds - inside) / len(steps),
+            "batch_session_share": 100 * (seconds - calls) / seconds,
         }
 
     def prefill(self, prompt_tokens: int) -> dict[str, float]:
@@ -121,6 +126,10 @@ def _greedy(ids: list[int], tokens: int) -> Any:
         max_generate_length=tokens,
         pre_tokenized_input_ids=[ids],
     )
+
+
+def _within(spans: Sequence[Span], start: float, end: float) -> list[Span]:
+    return [(begun, ended) for begun, ended in spans if begun >= start and ended <= end]
 
 
 def weight_bytes(engine_directory: Path) -> int:

@@ -14,19 +14,23 @@ Span = tuple[float, float]  # seconds of time.monotonic
 
 def watch_sessions() -> list[Span]:
     """From now on, every call of every ``InferenceSession`` appends its span to the list that is returned."""
-    spans: list[Span] = []
-    session = importlib.import_module("onnxruntime").InferenceSession
-    for name in ("run", "run_with_iobinding"):
-        original = getattr(session, name)
+    return watch_calls(importlib.import_module("onnxruntime").InferenceSession, "run", "run_with_iobinding")
 
-        def timed(this: Any, *arguments: Any, _call: Any = original, **options: Any) -> Any:
+
+def watch_calls(owner: Any, *names: str) -> list[Span]:
+    """The same for methods of a class, or of one object."""
+    spans: list[Span] = []
+    for name in names:
+        original = getattr(owner, name)
+
+        def timed(*arguments: Any, _call: Any = original, **options: Any) -> Any:
             start = time.monotonic()
             try:
-                return _call(this, *arguments, **options)
+                return _call(*arguments, **options)
             finally:
                 spans.append((start, time.monotonic()))
 
-        setattr(session, name, timed)
+        setattr(owner, name, timed)
     return spans
 
 

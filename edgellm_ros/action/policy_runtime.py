@@ -51,9 +51,26 @@ class PolicyRuntime:
         self._prompts: dict[str, list[int]] = {}
         self.noise_seed = DEFAULT_NOISE_SEED
 
+    @property
+    def backend(self) -> Backend:
+        """The device it runs on."""
+        return self._backend
+
     def set_action_noise_seed(self, seed: int) -> None:
         """Seed of every later chunk that is given none, int32. :raises RequestError: it is no int32."""
         self.noise_seed = check_noise_seed(seed)
+
+    def warm_up(self) -> None:
+        """Compute one chunk of nothing, so that the first one is as fast as the next."""
+        manifest = self.manifest
+        height, width = manifest.image_size
+        black = np.zeros((height, width, 3), np.uint8)
+        middle = manifest.state.normalization.unnormalize(np.zeros(manifest.state.width))
+        self.compute(Observation({slot.name: black for slot in manifest.cameras}, middle), "wait", denoise_steps=1)
+
+    def check_task(self, task: str) -> None:
+        """:raises RequestError: the task is empty or too long, whatever the state."""
+        self.encode_task(task, np.zeros(self.manifest.state.width))
 
     def encode_task(self, task: str, state: np.ndarray | None = None) -> list[int]:
         """Ids of the prompt for a task; ``state`` is the normalised one, for policies that read it as words.

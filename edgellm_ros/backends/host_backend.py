@@ -17,6 +17,9 @@ from .host_sampler import HostSampler
 from .host_tensor import HostReadback, HostTensor, aligned_zeros, host_array
 from .token_selection import select_tokens
 
+_FEW_POSITIONS = 64  # of a decode step, which looks its rotations up
+_TABLE_POSITIONS = 4096  # 1 MB a kind at heads of 64
+
 
 class HostCaptured:
     """A recorded step: the function itself."""
@@ -42,6 +45,16 @@ def available_memory() -> int:
     return 0
 
 
+def _rotations(rope: RopeKind, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines and sines float32 [...,head_dim/2] of positions int32 [...]."""
+    angles = positions.astype(np.float32)[..., None] * np.asarray(rope.inverse_frequency, dtype=np.float32)
+    cosines, sines = np.cos(angles), np.sin(angles)
+    if rope.scale != 1.0:
+        np.multiply(cosines, np.float32(rope.scale), out=cosines)
+        np.multiply(sines, np.float32(rope.scale), out=sines)
+    return cosines, sines
+
+
 class HostBackend:
     """Shared half of the CPU and the fake backend; calls finish before they return."""
 
@@ -49,7 +62,7 @@ class HostBackend:
         self._closed = False
         self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._bytes = {"tensors": 0, "caches": 0, "embeddings": 0}
-        self._frequencies: dict[RopeKind, np.ndarray] = {}
+        self._rope_tables: dict[RopeKind, tuple[np.ndarray, np.ndarray]] = {}
 
     def _check_open(self) -> None:
         if self._closed:
@@ -106,16 +119,16 @@ class HostBackend:
 
     def rope_tables(self, rope: RopeKind, positions: Tensor, cosine: Tensor, sine: Tensor) -> None:
         """cosine, sine float32 [B,S,head_dim/2] of positions int32 [B,S]; angles are float32 products."""
-        frequency = self._frequencies.get(rope)
-        if frequency is None:
-            frequency = self._frequencies[rope] = np.asarray(rope.inverse_frequency, dtype=np.float32)
         cosines, sines, where = host_array(cosine), host_array(sine), host_array(positions)
-        angles = where.astype(np.float32)[..., None] * frequency
-        np.cos(angles, out=cosines)
-        np.sin(angles, out=sines)
-        if rope.scale != 1.0:
-            np.multiply(cosines, np.float32(rope.scale), out=cosines)
-            np.multiply(sines, np.float32(rope.scale), out=sines)
+        if where.size <= _FEW_POSITIONS and where.size and where.min() >= 0 and where.max() < _TABLE_POSITIONS:
+            tables = self._rope_tables.get(rope)
+            if tables is None:
+                places = np.arange(_TABLE_POSITIONS, dtype=np.int32)
+                tables = self._rope_tables[rope] = _rotations(rope, places)
+            for table, out in zip(tables, (cosines, sines), strict=True):
+                np.take(table, where, axis=0, out=out, mode="clip")  # "clip" skips a copy; places are in range here
+            return
+        cosines[...], sines[...] = _rotations(rope, where)
 
     def advance(self, tensors: Sequence[Tensor], amount: int = 1) -> None:
         """Add ``amount`` to every element of int32 ``tensors``."""

@@ -12,7 +12,7 @@ import numpy as np
 from ..action.normalization import IDENTITY, EpsilonRule, Normalization, NormalizationKind
 from ..errors import CheckpointError, PolicyError
 from .checkpoint import Checkpoint
-from .huggingface_checkpoint import CONFIG, HuggingFaceCheckpoint, read_json_object
+from .huggingface_checkpoint import CONFIG, PROCESSOR_FILES, HuggingFaceCheckpoint, read_bytes, read_json_object
 from .safetensors_file import SafetensorsFile
 
 LANGUAGE_FOLDER = "vlm"
@@ -41,9 +41,14 @@ class PartCheckpoint:
     """Some tensors of a checkpoint under other names, with another configuration; ``names`` maps new to old."""
 
     def __init__(
-        self, whole: Checkpoint, names: Mapping[str, str], config: Mapping[str, Any], tokenizer: Mapping[str, bytes]
+        self,
+        whole: Checkpoint,
+        names: Mapping[str, str],
+        config: Mapping[str, Any],
+        tokenizer: Mapping[str, bytes],
+        processor: Mapping[str, bytes],
     ) -> None:
-        self._whole, self._names, self._tokenizer = whole, names, tokenizer
+        self._whole, self._names, self._tokenizer, self._processor = whole, names, tokenizer, processor
         self.config = config
         self.shapes = {name: whole.shapes[stored] for name, stored in names.items()}
         self.source, self.licence, self.weight_bytes = whole.source, whole.licence, whole.weight_bytes
@@ -62,8 +67,8 @@ class PartCheckpoint:
         return self._tokenizer
 
     def processor_files(self) -> Mapping[str, bytes]:
-        """None: a policy fits its pictures itself."""
-        return {}
+        """See ``Checkpoint.processor_files``; for questions about pictures, since a policy fits its own itself."""
+        return self._processor
 
     def digest(self, progress: Callable[[int], None] | None = None) -> str:
         """See ``Checkpoint.digest``."""
@@ -105,7 +110,7 @@ class PolicyCheckpoint(HuggingFaceCheckpoint):
     def part(self, prefix: str, config: Mapping[str, Any], to: str = "") -> Checkpoint:
         """The tensors whose names begin with ``prefix``, with ``to`` in its place, as a checkpoint of its own."""
         names = {to + name.removeprefix(prefix): name for name in self.shapes if name.startswith(prefix)}
-        return PartCheckpoint(self, names, config, self.tokenizer_files())
+        return PartCheckpoint(self, names, config, self.tokenizer_files(), self.processor_files())
 
     def tokenizer_files(self) -> Mapping[str, bytes]:
         """Those beside the weights, else those of the folder of the language model."""
@@ -118,6 +123,12 @@ class PolicyCheckpoint(HuggingFaceCheckpoint):
             f"{self.path} has no tokenizer; put the tokenizer.json of its language model beside the weights or into "
             f"{folder}."
         )
+
+    def processor_files(self) -> Mapping[str, bytes]:
+        """Those beside the weights, and of the others those in the folder of the language model."""
+        folder = self.path / LANGUAGE_FOLDER
+        beside = {name: read_bytes(folder / name) for name in PROCESSOR_FILES if (folder / name).is_file()}
+        return {**beside, **super().processor_files()}
 
     def digest(self, progress: Callable[[int], None] | None = None) -> str:
         """See ``Checkpoint.digest``; statistics and the language model's configuration count too."""

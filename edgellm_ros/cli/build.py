@@ -6,6 +6,7 @@ import argparse
 import signal
 import sys
 import time
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -88,6 +89,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="CHECKPOINT is a config.json: build an engine of its shape with random weights and a byte tokenizer",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the random weights (default: %(default)s)")
+    parser.add_argument(
+        "--policy-settings", type=Path, metavar="YAML", help="names, units and meaning of a policy's numbers"
+    )
     parser.add_argument("--max-batch", type=int, help=f"sequences at a time (default: {DEFAULT_BATCH})")
     parser.add_argument("--max-input", type=int, help=f"tokens of a prompt (default: {DEFAULT_INPUT})")
     parser.add_argument(
@@ -181,6 +185,7 @@ def run(arguments: argparse.Namespace) -> int:
         "weightless": arguments.weightless,
         "lora": _adapter_limits(arguments),
         "random_seed": arguments.seed if arguments.random_weights else None,
+        "policy_settings": arguments.policy_settings,
     }
     if arguments.check:
         print("\n".join(check_build(arguments.checkpoint, arguments.output, **settings).lines()))

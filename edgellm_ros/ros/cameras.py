@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +30,14 @@ class Camera:
     compressed: bool
 
 
-def cameras_of(settings: Settings, resolve: Callable[[str], str]) -> tuple[Camera, ...]:
-    """The cameras that the parameters name; ``resolve`` gives a topic's whole name after remaps.
+def cameras_of(
+    settings: Settings, resolve: Callable[[str], str], default_names: Sequence[str] = ()
+) -> tuple[Camera, ...]:
+    """The cameras that the parameters name, or ``default_names``; ``resolve`` gives a topic's whole name after remaps.
 
     :raises EdgeLLMError: names or transports that cannot be.
     """
-    names, transports = settings.cameras, settings.images.transport
+    names, transports = settings.cameras or tuple(default_names), settings.images.transport
     for name in names:
         if not _NAME.fullmatch(name):
             raise _bad(f"cameras has {name!r}; want names of letters, digits and underscores.")

@@ -41,6 +41,7 @@ class DiagnosticFacts:
     qos_problems: Mapping[str, str] = field(default_factory=dict)
     cameras: Sequence[CameraFacts] = ()
     profile_warning: str = ""
+    policy: Mapping[str, object] = field(default_factory=dict)
 
 
 def resident_memory() -> int | None:
@@ -62,7 +63,7 @@ def diagnostic_statuses(facts: DiagnosticFacts) -> list[DiagnosticStatus]:
         pairs = [(key, value_text(value)) for key, value in values.items()]
         return diagnostic_status(outcome[0], f"{facts.node_name}: {name}", outcome[1], hardware_id, pairs)
 
-    return [
+    statuses = [
         status("engine", (facts.level, facts.sentence), _engine_values(facts)),
         status("requests", _requests(facts), _request_values(facts)),
         status(
@@ -90,6 +91,10 @@ def diagnostic_statuses(facts: DiagnosticFacts) -> list[DiagnosticStatus]:
         status("memory", _memory_line(), _memory_values(facts)),
         status("device", _device(facts), _device_values(facts)),
     ]
+    if facts.policy:
+        word = "The robot follows a plan." if facts.policy.get("moving") else "The robot holds."
+        statuses.append(status("policy", (Level.OK, word), facts.policy))
+    return statuses
 
 
 def _device(facts: DiagnosticFacts) -> tuple[Level, str]:

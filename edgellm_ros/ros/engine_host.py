@@ -6,15 +6,15 @@ import ctypes
 import gc
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..backends.base import DataType
-from ..engine_format import EngineDirectory, open_engine_directory
-from ..errors import BackendError, EngineDirectoryError, MisuseError, RefusalCode
+from ..engine_format import GRAPH_FILE, PLAN_FILE, EngineDirectory, open_engine_directory
+from ..errors import BackendError, EdgeLLMError, EngineDirectoryError, MisuseError, RefusalCode
 from .parameters import EngineSettings, FakeSettings, Settings
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from ..runtime.request import LLMGenerationRequest
     from ..runtime.scheduler import RequestEngine, RequestHandle
     from ..runtime.streaming import StreamChannel
+    from .generation_run import GenerationRun, Outputs
+    from .policy_host import PolicyHost
+    from .policy_run import PolicyRun
+    from .prompt_request import PromptRequest
 
 MEMORY_FILE = Path("/proc/meminfo")
 MAX_BATCH_SIZE = 1  # the prompt topic runs one request at a time
@@ -61,12 +65,20 @@ class EngineHost:
     """Owns a runtime and the ``RequestEngine`` whose thread drives it. ``submit`` may be called from any thread."""
 
     def __init__(
-        self, runtime: LLMInferenceRuntime, engine: RequestEngine, facts: EngineFacts, rest: ExitStack
+        self,
+        runtime: LLMInferenceRuntime | None,
+        engine: RequestEngine | None,
+        facts: EngineFacts,
+        rest: ExitStack,
+        policy: PolicyHost | None = None,
     ) -> None:
+        """``runtime`` and ``engine`` are of a language model that answers; ``policy`` acts. One of them is there."""
         self._runtime = runtime
         self._engine = engine
         self._rest = rest
         self.facts = facts
+        self.policy = policy
+        self.act: Callable[[PromptRequest], PolicyRun] | None = None  # set by the node that has the policy's topics
 
     @classmethod
     def load(cls, settings: Settings) -> EngineHost:
@@ -75,57 +87,52 @@ class EngineHost:
         :raises EdgeLLMError: the directory, the memory or the backend does not allow it, in one sentence.
         """
         # Imported here: the node answers its parameters before numpy and the engine library are needed.
-        from ..runtime.context_cache import ContextCacheConfig
-        from ..runtime.inference_runtime import LLMInferenceRuntime
-        from ..runtime.scheduler import RequestEngine, RequestEngineConfig
+        from .policy_host import PolicyHost, has_policy
 
         start = time.monotonic()
         with ExitStack() as stack:
             directory = open_engine_directory(_directory(settings.engine, settings.fake, stack))
             spare = _spare_memory(directory, settings.engine.memory_reserve_mb)
-            budget = settings.cache.budget_mb << 20
-            runtime = LLMInferenceRuntime(
-                directory.path,
-                backend=settings.engine.backend,
-                threads=settings.engine.threads,
-                context_cache=ContextCacheConfig(budget if spare is None else min(budget, spare))
-                if settings.cache.enabled
-                else None,
-            )
             with ExitStack() as undo:
-                undo.callback(runtime.close)
-                if settings.engine.warmup:
-                    runtime.warm_up(MAX_BATCH_SIZE)
-                engine = RequestEngine(
-                    runtime,
-                    RequestEngineConfig(max_batch_size=MAX_BATCH_SIZE, step_timeout=settings.engine.step_timeout),
-                )
+                policy = None
+                if has_policy(directory.path):
+                    policy = PolicyHost.load(directory.path, settings)
+                    undo.callback(policy.close)
+                runtime, engine = _load_text(directory, settings, spare, undo) if _answers(directory) else (None, None)
                 undo.pop_all()
+            if runtime is not None:
+                backend = runtime.rank.backend
+            elif policy is not None:
+                backend = policy.runtime.backend
+            else:
+                raise EngineDirectoryError(
+                    f"{directory.path} holds neither a language model nor a policy; build it again."
+                )
             facts = EngineFacts(
-                model=directory.config.model,
+                model=directory.config.model if policy is None else policy.manifest.policy,
                 precision=directory.manifest.precision,
-                backend=runtime.rank.backend.name,
-                threads=getattr(runtime.rank.backend, "threads", 1),  # not part of the seam: a GPU has none
+                backend=backend.name,
+                threads=getattr(backend, "threads", 1),  # not part of the seam: a GPU has none
                 fingerprint=directory.manifest.fingerprint,
                 directory=str(directory.path),
                 load_time=time.monotonic() - start,
             )
-            return cls(runtime, engine, facts, stack.pop_all())
+            return cls(runtime, engine, facts, stack.pop_all(), policy)
 
     def count_control_tokens(self, text: str) -> int:
         """How many control tokens of this model are written in ``text``."""
-        return self._runtime.tokenizer.count_control_tokens(text)
+        return 0 if self._runtime is None else self._runtime.tokenizer.count_control_tokens(text)
 
     @property
     def takes_images(self) -> bool:
-        """Whether there is a tower for images."""
-        return self._runtime.rank.vision is not None
+        """Whether prompts are answered with images."""
+        return self._runtime is not None and self._runtime.rank.vision is not None
 
     def token_boxes(self, height: int, width: int) -> np.ndarray:
         """Where in an image of this size each of its tokens looks, as fractions; see ``vision.token_boxes``."""
         from ..vision.token_boxes import token_boxes
 
-        vision = self._runtime.rank.vision
+        vision = None if self._runtime is None else self._runtime.rank.vision
         if vision is None:
             raise MisuseError("the engine takes no images.")
         return token_boxes(vision.processor, height, width)
@@ -133,22 +140,47 @@ class EngineHost:
     @property
     def healthy(self) -> bool:
         """False while a step is over its time."""
-        return self._engine.healthy
+        return self._engine is None or self._engine.healthy
+
+    def make_run(self, request: PromptRequest, outputs: Outputs) -> GenerationRun | PolicyRun:
+        """What answers a prompt, or does it: by ``action.on_prompt`` where the engine can do both.
+
+        :raises EdgeLLMError: the engine cannot do what the parameter says.
+        """
+        from .generation_run import GenerationRun
+
+        wish = request.settings.action.on_prompt
+        if wish == "auto":
+            question = request.prompt.rstrip().endswith("?")
+            wish = "act" if self.policy is not None and (self._engine is None or not question) else "answer"
+        if wish == "act" and self.act is not None:
+            return self.act(request)
+        if wish == "act" or self._engine is None:
+            able = "answers and does not act" if self.policy is None else "acts and does not answer"
+            raise EdgeLLMError(
+                f"action.on_prompt is {request.settings.action.on_prompt}; this engine {able}: set it to auto.",
+                RefusalCode.UNSUPPORTED,
+            )
+        return GenerationRun(request, self, outputs)
 
     def submit(self, request: LLMGenerationRequest, channel: StreamChannel) -> RequestHandle:
         """Hand a request to the worker.
 
         :raises EdgeLLMError: it was refused; the error says why.
         """
+        if self._engine is None:
+            raise MisuseError("this engine has no language model that answers; it acts.")
         return self._engine.submit(request, channel)
 
     def memory(self) -> Mapping[str, int]:
         """Bytes by kind, as the backend counts them."""
-        return self._runtime.rank.backend.memory()
+        if self._runtime is not None:
+            return self._runtime.rank.backend.memory()
+        return {} if self.policy is None else self.policy.runtime.backend.memory()
 
     def context_cache(self) -> Mapping[str, int]:
         """What the context cache holds and has saved; empty where it is off."""
-        metrics = self._runtime.rank.get_context_cache_metrics()
+        metrics = None if self._runtime is None else self._runtime.rank.get_context_cache_metrics()
         if metrics is None:
             return {}
         return {
@@ -166,10 +198,43 @@ class EngineHost:
         from ..runtime.scheduler import ShutdownMode
 
         with self._rest:
-            if not self._engine.shutdown(ShutdownMode.CANCEL, CLOSE_TIMEOUT):
+            if self._engine is not None and not self._engine.shutdown(ShutdownMode.CANCEL, CLOSE_TIMEOUT):
                 return False
-            self._runtime.close()
+            if self._runtime is not None:
+                self._runtime.close()
+            if self.policy is not None:
+                self.policy.close()
         return True
+
+
+def _answers(directory: EngineDirectory) -> bool:
+    """Whether there is a graph of a language model; the fake backend needs none."""
+    graphs = (directory.path / name for name in (GRAPH_FILE, PLAN_FILE))
+    return directory.manifest.lowering == "fake" or any(graph.is_file() for graph in graphs)
+
+
+def _load_text(
+    directory: EngineDirectory, settings: Settings, spare: int | None, undo: ExitStack
+) -> tuple[LLMInferenceRuntime, RequestEngine]:
+    """The language model and its worker; ``undo`` closes what was taken."""
+    from ..runtime.context_cache import ContextCacheConfig
+    from ..runtime.inference_runtime import LLMInferenceRuntime
+    from ..runtime.scheduler import RequestEngine, RequestEngineConfig
+
+    budget = settings.cache.budget_mb << 20
+    runtime = LLMInferenceRuntime(
+        directory.path,
+        backend=settings.engine.backend,
+        threads=settings.engine.threads,
+        context_cache=ContextCacheConfig(budget if spare is None else min(budget, spare))
+        if settings.cache.enabled
+        else None,
+    )
+    undo.callback(runtime.close)
+    if settings.engine.warmup:
+        runtime.warm_up(MAX_BATCH_SIZE)
+    config = RequestEngineConfig(max_batch_size=MAX_BATCH_SIZE, step_timeout=settings.engine.step_timeout)
+    return runtime, RequestEngine(runtime, config)
 
 
 def release_memory() -> None:

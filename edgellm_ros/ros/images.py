@@ -7,7 +7,7 @@ a prompt uses are deserialised and decoded once, by the thread that answers it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .qos_events import QosWatch
 
 DEPTH = 2  # of a subscription; the newest frame is what counts
+FRAMES_IN_ORDER = 256  # of each camera that wait where every one is used
 _POLL = 0.1  # s between looks at a request that waits for images
 _SENTENCES = {
     FrameEvent.ZERO_STAMP: "stamps its images zero, so they are not used; set images.stamp_source to receive.",
@@ -86,17 +87,21 @@ class CameraInputs:
         settings: Settings,
         qos: QosWatch,
         warn: Callable[[str, str], None],
-        boxes: Callable[[int, int], np.ndarray],
+        boxes: Callable[[int, int], np.ndarray] | None,
+        default_names: Sequence[str] = (),
     ) -> None:
-        """Subscribe to every camera; ``warn(kind, sentence)`` logs, ``boxes`` says where an image's tokens look.
+        """Subscribe to every camera, those of ``default_names`` where ``cameras`` is empty.
+
+        ``warn(kind, sentence)`` logs; ``boxes`` says where an image's tokens look (None: nobody answers by them).
 
         :raises EdgeLLMError: see ``cameras_of``.
         """
         from rclpy.qos import qos_profile_sensor_data
         from sensor_msgs.msg import CompressedImage, Image
 
-        self.cameras = cameras_of(settings, node.resolve_topic_name)
-        self.frames = Synchronizer([camera.name for camera in self.cameras])
+        self.cameras = cameras_of(settings, node.resolve_topic_name, default_names)
+        in_order = FRAMES_IN_ORDER if settings.action.pairing == "every" else 0
+        self.frames = Synchronizer([camera.name for camera in self.cameras], in_order)
         self._node = node
         self._warn = warn
         self._boxes = boxes
@@ -108,7 +113,7 @@ class CameraInputs:
             qos_overriding_options=qos.overridable(),
         )
         self._stamps = settings.images.stamp_source == "header"
-        profile = _with_depth(qos_profile_sensor_data)
+        profile = _with_depth(qos_profile_sensor_data, in_order or DEPTH)
         self._subscriptions = [
             node.create_subscription(
                 CompressedImage if camera.compressed else Image,
@@ -168,6 +173,20 @@ class CameraInputs:
             if settings.on_missing == "text_only":
                 return RequestImages(absent=found.sentence, asked=True)
             raise RequestError(f"{found.sentence} (images.on_missing is {settings.on_missing}.)", RefusalCode.NO_IMAGES)
+        return self._decoded(found, settings)
+
+    def take_next(self, settings: ImageSettings, *, after: int, timeout: float) -> RequestImages | None:
+        """The first set of images later than ``after`` (ns), each once and in order; None when none came in time.
+
+        :raises RequestError: one does not decode.
+        """
+        found = self.frames.next_after(after, slop=settings.sync_slop)
+        if found is None:
+            self.frames.wait(timeout)
+            found = self.frames.next_after(after, slop=settings.sync_slop)
+        return None if found is None else self._decoded(found, settings)
+
+    def _decoded(self, found: FrameSet, settings: ImageSettings) -> RequestImages:
         start = time.perf_counter()
         by_name = {camera.name: camera for camera in self.cameras}
         decoded = [decode_frame(by_name[frame.camera], frame.payload, settings.max_pixels) for frame in found.frames]
@@ -183,7 +202,7 @@ class CameraInputs:
 
     def show(self, images: RequestImages, pruning: PruningReport | None, answer: str) -> None:
         """Publish what was seen, which of its tokens were read, and the answer, if somebody looks."""
-        if not images.images or not self._overlay.get_subscription_count():
+        if self._boxes is None or not images.images or not self._overlay.get_subscription_count():
             return
         from .overlay import overlay, overlay_message
 
@@ -208,9 +227,9 @@ class CameraInputs:
         )
 
 
-def _with_depth(profile: Any) -> Any:
+def _with_depth(profile: Any, depth: int) -> Any:
     from rclpy.qos import QoSProfile
 
     return QoSProfile(
-        history=profile.history, depth=DEPTH, reliability=profile.reliability, durability=profile.durability
+        history=profile.history, depth=depth, reliability=profile.reliability, durability=profile.durability
     )

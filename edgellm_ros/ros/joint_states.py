@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from enum import Enum
 
@@ -18,6 +18,7 @@ from ..errors import ObservationError, RefusalCode
 NANOSECONDS = 1_000_000_000
 FUTURE = 0.1  # s by which clocks of a robot may differ
 JUMP = 1.0  # s; a larger step back is a clock that began again
+KEPT = 512  # messages, to find the one that belongs to an image
 
 
 class JointEvent(str, Enum):
@@ -40,18 +41,22 @@ class JointTracker:
         self.names = tuple(names)
         self._lock = threading.Lock()
         self._events: Counter[JointEvent] = Counter()
-        self._positions: np.ndarray | None = None
-        self._stamp = 0
+        self._condition = threading.Condition(self._lock)
+        self._states: deque[tuple[int, np.ndarray]] = deque(maxlen=KEPT)
         self._fault = ""  # what was wrong with the last message; empty after a good one
 
     def add(self, names: Sequence[str], positions: Sequence[float], stamp: int, now: int) -> JointEvent:
         """Take a message, or turn it away and keep what there was; ``stamp`` and ``now`` in ns of the node's clock."""
         event, sentence, found = self._read(names, positions, stamp, now)
-        with self._lock:
-            if event is JointEvent.TAKEN and 0 < self._stamp - stamp < JUMP * NANOSECONDS:
+        with self._condition:
+            newest = self._states[-1][0] if self._states else 0
+            if event is JointEvent.TAKEN and 0 <= newest - stamp < JUMP * NANOSECONDS:
                 event = JointEvent.OUT_OF_ORDER  # a late message says nothing new, and clears nothing
-            elif event is JointEvent.TAKEN:
-                self._positions, self._stamp = found, stamp
+            elif event is JointEvent.TAKEN and found is not None:
+                if stamp < newest:
+                    self._states.clear()
+                self._states.append((stamp, found))
+                self._condition.notify_all()
             self._events[event] += 1
             if event is not JointEvent.OUT_OF_ORDER:
                 self._fault = sentence
@@ -87,9 +92,10 @@ class JointTracker:
         :raises ObservationError: nothing valid has come, or what has is older than ``max_age`` s (0 sets no limit).
         """
         with self._lock:
-            positions, stamp, fault = self._positions, self._stamp, self._fault
-        if positions is None:
+            newest, fault = self._states[-1] if self._states else None, self._fault
+        if newest is None:
             raise ObservationError(fault or "No joint states have come yet; check the topic joint_states.")
+        stamp, positions = newest
         age = (now - stamp) / NANOSECONDS
         if max_age and age > max_age:
             raise ObservationError(
@@ -98,10 +104,24 @@ class JointTracker:
             )
         return positions, stamp
 
+    def at(self, moment: int, timeout: float) -> tuple[np.ndarray, int] | None:
+        """The last positions up to ``moment``, once that is known: when a later message has come, or ``timeout`` s on.
+
+        None where every message that is kept is later, or where none came in time; so a replay finds the same ones at
+        any speed.
+        """
+        with self._condition:
+            self._condition.wait_for(lambda: bool(self._states) and self._states[-1][0] >= moment, timeout)
+            known = [state for state in self._states if state[0] <= moment]
+            if not known or self._states[-1][0] < moment:
+                return None
+            return known[-1][1], known[-1][0]
+
     def clear(self) -> None:
         """Forget the positions: a clock jumped, or the node stopped."""
         with self._lock:
-            self._positions, self._stamp, self._fault = None, 0, ""
+            self._states.clear()
+            self._fault = ""
 
     def events(self) -> dict[str, int]:
         """Messages by what became of them."""

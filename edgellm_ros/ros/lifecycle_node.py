@@ -28,6 +28,7 @@ from .images import CameraInputs
 from .monitor import Monitor, NodeState
 from .parameter_server import ParameterServer
 from .parameters import Settings
+from .policy_io import PolicyIO
 from .publishers import Publishers, publishable, reliable
 from .qos_events import QosWatch
 from .requests import PromptBridge
@@ -101,7 +102,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
         self._create_inputs()
         # A clock of its own: with use_sim_time and no /clock, a timer of ROS time would never say why it is silent.
         steady = Clock(clock_type=ClockType.STEADY_TIME)
-        self.create_timer(1.0, self._guarded(self.monitor.tick), clock=steady)
+        self.create_timer(1.0, self.guarded(self.monitor.tick), clock=steady)
         if self.parameters.settings().autostart:
             self._autostart_timer = self.create_timer(0.0, self._autostart, clock=steady)
         self._tell_what_was_found()
@@ -114,7 +115,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
             self.create_subscription(
                 kind,
                 topic,
-                self._guarded(callback),
+                self.guarded(callback),
                 reliable(depth),
                 event_callbacks=self.qos.subscription_callbacks(self.resolve_topic_name(topic)),
                 qos_overriding_options=self.qos.overridable(),
@@ -138,7 +139,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
         if message:
             self.get_logger().warning(message)
 
-    def _guarded(self, callback: Callable[..., None]) -> Callable[..., None]:
+    def guarded(self, callback: Callable[..., None]) -> Callable[..., None]:
         """A callback whose exception is logged instead of ending the process."""
 
         @functools.wraps(callback)
@@ -162,15 +163,25 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
         self.get_logger().debug(f"prompt {request.request_id}: {message.data}")
 
     def _on_cancel(self, _message: Empty) -> None:
+        self._hold(CANCELLED)
         self.bridge.cancel_all(CANCELLED)
 
+    def _hold(self, refusal: Refusal) -> None:
+        """Stop motion at once, before anything that may take time."""
+        if self.state.policy is not None:
+            self.state.policy.stop(refusal)
+
     def _on_cancel_service(self, _request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        self._hold(CANCELLED)
         running, waiting = self.bridge.cancel_all(CANCELLED)
         response.success = True
         response.message = f"Cancelled {running} running and {waiting} waiting requests."
         return response
 
     def _on_reset(self, _request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        self._hold(RESET)
+        if self.state.policy is not None:
+            self.state.policy.host.seeds.reset()
         turns = self.history.clear()
         running, waiting = self.bridge.cancel_all(RESET)
         response.success = True
@@ -184,9 +195,10 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
         response.success = True
         response.message = "Prompts are answered."
         if not self.state.enabled:
+            self._hold(DISABLED)
             running, waiting = self.bridge.cancel_all(DISABLED)
             response.message = f"Prompts are refused; stopped {running} running and {waiting} waiting requests."
-        self._guarded(self.monitor.tick)()
+        self.guarded(self.monitor.tick)()
         return response
 
     # -- transitions -------------------------------------------------------------------------------------------
@@ -199,13 +211,16 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
         host = EngineHost.load(settings)
         try:
             self._open_cameras(host, settings)
+            self._open_policy(host, settings)
         except BaseException:
+            self._close_inputs()
             host.close()
             raise
         self.state.host = host
         cameras = self.state.cameras
         sees = f"cameras {', '.join(camera.topic for camera in cameras.cameras)}" if cameras else "text only"
-        self.get_logger().info(f"Loaded {host.facts.summary} in {host.facts.load_time:.2f} s; {sees}.")
+        acts = "; a prompt is a task" if host.policy is not None else ""
+        self.get_logger().info(f"Loaded {host.facts.summary} in {host.facts.load_time:.2f} s; {sees}{acts}.")
         return TransitionCallbackReturn.SUCCESS
 
     @_transition(TransitionCallbackReturn.FAILURE)
@@ -219,6 +234,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
     @_transition(TransitionCallbackReturn.ERROR)
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """End every request with a reason and stop answering."""
+        self._hold(DEACTIVATED)
         self.bridge.stop(DEACTIVATED)
         return TransitionCallbackReturn.SUCCESS
 
@@ -231,6 +247,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
     @_transition(TransitionCallbackReturn.FAILURE)
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
         """End every request and free the engine, from any state."""
+        self._hold(SHUT_DOWN)
         self.bridge.stop(SHUT_DOWN)
         self._free_engine()
         return TransitionCallbackReturn.SUCCESS
@@ -239,24 +256,37 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Give back what can be given back, so that the node can be configured again."""
         try:
+            self._hold(FAILED)
             self.bridge.stop(FAILED)
         finally:
             self._free_engine()
         return TransitionCallbackReturn.SUCCESS
 
     def _open_cameras(self, host: EngineHost, settings: Settings) -> None:
-        if not host.takes_images:
+        if not host.takes_images and host.policy is None:
             refuse_unseen(settings)
             self.parameters.unserved = unseen
             return
-        self.state.cameras = CameraInputs(self, settings, self.qos, self.warn, host.token_boxes)
+        names = () if host.policy is None else [slot.name for slot in host.policy.manifest.cameras]
+        boxes = host.token_boxes if host.takes_images else None
+        self.state.cameras = CameraInputs(self, settings, self.qos, self.warn, boxes, names)
+
+    def _open_policy(self, host: EngineHost, settings: Settings) -> None:
+        if host.policy is not None and self.state.cameras is not None:
+            self.state.policy = PolicyIO(self, host.policy, self.state.cameras, self.counters)
+            host.act = self.state.policy.make_run
+
+    def _close_inputs(self) -> None:
+        policy, self.state.policy = self.state.policy, None
+        cameras, self.state.cameras = self.state.cameras, None
+        for part in (policy, cameras):
+            if part is not None:
+                part.close()
 
     def _free_engine(self) -> None:
         host, self.state.host = self.state.host, None
-        cameras, self.state.cameras = self.state.cameras, None
         self.parameters.unserved = lambda _name, _value: None
-        if cameras is not None:
-            cameras.close()
+        self._close_inputs()
         if host is None:
             return
         closed = host.close()
@@ -274,7 +304,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
             self.trigger_configure()
         if self.parameters.lifecycle() == "inactive":
             self.trigger_activate()
-        self._guarded(self.monitor.tick)()
+        self.guarded(self.monitor.tick)()
 
     def _guard_transitions(self) -> None:
         """Answer an impossible transition with a no; rclpy raises it out of the executor and the process ends."""
@@ -289,7 +319,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
                 wanted = request.transition.label or f"number {request.transition.id}"
                 self.get_logger().warning(f"Transition {wanted} is not possible while the node is {before}: {error}")
                 response.success = False
-            self._guarded(self.monitor.tick)()
+            self.guarded(self.monitor.tick)()
             return response
 
         service.callback = change_state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rclpy.lifecycle import LifecycleNode
 
@@ -21,6 +22,9 @@ from .requests import PromptBridge
 from .status import NodeFacts, node_status
 from .synchronizer import NoFrames
 
+if TYPE_CHECKING:
+    from .policy_io import PolicyIO
+
 CLOCK_PATIENCE = 2.0  # s that /clock may take to show up
 
 
@@ -30,6 +34,7 @@ class NodeState:
 
     host: EngineHost | None = None
     cameras: CameraInputs | None = None  # of an engine that takes images
+    policy: PolicyIO | None = None
     enabled: bool = True
     failure: str = ""  # why the last transition failed; empty after one that did not
     profile_warning: str = ""
@@ -126,6 +131,7 @@ class Monitor:
             qos_problems=self._qos.found,
             cameras=self._state.cameras.facts() if self._state.cameras else (),
             profile_warning=self._state.profile_warning,
+            policy=self._state.policy.values() if self._state.policy else {},
         )
         outputs.publish_diagnostics(diagnostic_statuses(facts))
 

@@ -20,7 +20,7 @@ import yaml
 SCHEMA_FILE = Path(__file__).with_name("parameters.yaml")
 ROOT = "edgellm"
 
-Value = bool | int | float | str | tuple[str, ...]
+Value = bool | int | float | str | tuple[str, ...] | tuple[float, ...]
 
 
 class ParameterType(str, Enum):
@@ -31,6 +31,7 @@ class ParameterType(str, Enum):
     DOUBLE = "double"
     STRING = "string"
     STRING_ARRAY = "string_array"
+    DOUBLE_ARRAY = "double_array"
 
     @property
     def wanted(self) -> str:
@@ -41,6 +42,7 @@ class ParameterType(str, Enum):
             "double": "a number",
             "string": "text",
             "string_array": "a list of texts",
+            "double_array": "a list of numbers",
         }[self.value]
 
 
@@ -93,6 +95,8 @@ class ParameterDefinition:
         """
         if self.type is ParameterType.STRING_ARRAY:
             return self._convert_array(value)
+        if self.type is ParameterType.DOUBLE_ARRAY:
+            return self._convert_numbers(value)
         kinds: dict[ParameterType, tuple[type, ...]] = {
             ParameterType.BOOL: (bool,),
             ParameterType.INT: (int,),
@@ -127,6 +131,17 @@ class ParameterDefinition:
         if self.max_items is not None and len(items) > self.max_items:
             raise self._refusal(f"a list of {len(items)}", f"at most {self.max_items} entries")
         return items
+
+    def _convert_numbers(self, value: Any) -> tuple[float, ...]:
+        items: Sequence[Any] = () if value is None else value
+        if isinstance(items, str | bytes) or not hasattr(items, "__len__"):
+            raise self._refusal(f"{value!r} of type {type(value).__name__}", self.type.wanted)
+        for item in items:
+            if not isinstance(item, int | float) or isinstance(item, bool) or not math.isfinite(item):
+                raise self._refusal(f"a list with {item!r}", "finite numbers in it")
+        if self.max_items is not None and len(items) > self.max_items:
+            raise self._refusal(f"a list of {len(items)}", f"at most {self.max_items} entries")
+        return tuple(float(item) for item in items)
 
     def _check_number(self, value: float) -> None:
         low, high = self.minimum, self.maximum

@@ -143,6 +143,35 @@ class PrunerSettings:
 
 
 @dataclass(frozen=True)
+class ActionSettings:
+    """``action.*``: joint names are read when the node is configured. Times in s, rate in Hz."""
+
+    on_prompt: str
+    noise_seed: int
+    noise_mode: str
+    denoise_steps: int
+    joint_names: tuple[str, ...]
+    rate: float
+    pairing: str
+    splice: str
+    blend_steps: int
+    execute_steps: int
+    stamp: str
+    fixed_delay: float
+
+
+@dataclass(frozen=True)
+class SafetySettings:
+    """``safety.*``: limits hold one number for each dimension of an action, in its unit, or none. Times in s."""
+
+    max_state_age: float
+    lower: tuple[float, ...]
+    upper: tuple[float, ...]
+    max_step: tuple[float, ...]
+    on_fault: str
+
+
+@dataclass(frozen=True)
 class StreamSettings:
     """``stream.*``; interval in s."""
 
@@ -177,6 +206,8 @@ class Settings:
     generation: GenerationSettings
     guide: GuideSettings
     prompt: PromptSettings
+    action: ActionSettings
+    safety: SafetySettings
     images: ImageSettings
     visual_pruner: PrunerSettings
     stream: StreamSettings

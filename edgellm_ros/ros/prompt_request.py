@@ -17,6 +17,7 @@ from .report import Report, Timings
 if TYPE_CHECKING:
     from ..runtime.scheduler import RequestHandle
     from ..vision.pruner import PruningReport
+    from .policy_run import TaskHandle
 
 # Part of what is said to the model, so private as a prompt is, and perhaps long.
 PRIVATE_SETTINGS = ("generation.system_prompt", "guide.text")
@@ -58,13 +59,14 @@ class PromptRequest:
     accepted: bool = False  # false: turned away at the door
     stop: Refusal | None = None  # the first reason to stop it; later ones do not count
     stop_time: float = 0.0
-    handle: RequestHandle | None = None
+    handle: RequestHandle | TaskHandle | None = None
     seed: int | None = None
     started: float = 0.0
     history_turns: int = 0
     history_turns_dropped: int = 0
     control_tokens: int | None = None
     images: RequestImages = field(default_factory=RequestImages)
+    details: dict[str, object] = field(default_factory=dict)  # of actions, for the report
     pieces: list[str] = field(default_factory=list)  # as published, one per delta
     first_delta: int | None = None
     first_delta_time: float | None = None
@@ -119,6 +121,7 @@ class PromptRequest:
             last_delta=None if self.first_delta is None else self.first_delta + len(self.pieces) - 1,
             engine=engine,
             changed_settings=changed,
+            details=dict(self.details),
             images=(*self.images.report_pairs(), *_pruning_pairs(pruning)) if self.images.asked else (),
             prompt=self.prompt if include_text else None,
             response=self.text if include_text else None,

@@ -62,6 +62,7 @@ class Report:
     images: Sequence[tuple[str, object]] = ()  # what was seen, and what of it was pruned
     engine: Mapping[str, str] = field(default_factory=dict)  # model, backend, fingerprint
     changed_settings: Mapping[str, Value] = field(default_factory=dict)
+    details: Mapping[str, object] = field(default_factory=dict)  # of actions
     prompt: str | None = None
     response: str | None = None
 
@@ -108,6 +109,7 @@ class Report:
             ("first_delta", self.first_delta),
             ("last_delta", self.last_delta),
             *self.images,
+            *self.details.items(),
             *((f"engine.{key}", value) for key, value in self.engine.items()),
         ]
         if self.prompt is not None:

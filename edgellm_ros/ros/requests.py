@@ -208,9 +208,11 @@ class PromptBridge:
 
     def _run(self, request: PromptRequest, host: EngineHost) -> None:
         epoch, turns = self._history.snapshot(request.settings.prompt.history_turns)
-        run = GenerationRun(request, host, self._outputs)
-        cameras = self._cameras
+        cameras: CameraInputs | None = None
         try:
+            run = host.make_run(request, self._outputs)
+            if isinstance(run, GenerationRun) and host.takes_images:  # a task looks for itself, as often as it needs
+                cameras = self._cameras
             if cameras is not None:
                 request.images = self._look(request, cameras)
             handle = run.submit(turns)

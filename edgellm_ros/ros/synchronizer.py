@@ -83,9 +83,10 @@ class Synchronizer:
     Times are ns of the node's clock, which stands at zero while a simulation has not begun.
     """
 
-    def __init__(self, cameras: Sequence[str]) -> None:
+    def __init__(self, cameras: Sequence[str], kept: int = 0) -> None:
+        """``kept`` frames of each camera; 0: as many as the newest set may need."""
         self._condition = threading.Condition()
-        kept = 1 if len(cameras) == 1 else FRAMES_KEPT
+        kept = kept or (1 if len(cameras) == 1 else FRAMES_KEPT)
         self._frames: dict[str, deque[Frame]] = {camera: deque(maxlen=kept) for camera in cameras}
         self._events: dict[str, Counter[FrameEvent]] = {camera: Counter() for camera in cameras}
         self._clock = 0
@@ -154,6 +155,12 @@ class Synchronizer:
             frames = {camera: tuple(kept) for camera, kept in self._frames.items()}
         return newest_set(frames, now, slop=slop, max_age=max_age)
 
+    def next_after(self, stamp: int, *, slop: float) -> FrameSet | None:
+        """The first set later than ``stamp`` (ns), in order; None while it cannot be known yet which that is."""
+        with self._condition:
+            frames = {camera: tuple(kept) for camera, kept in self._frames.items()}
+        return next_set(frames, stamp, slop=slop)
+
     def wait(self, timeout: float) -> None:
         """Until a frame comes in or ``timeout`` s are over."""
         with self._condition:
@@ -203,6 +210,30 @@ def newest_set(frames: Mapping[str, Sequence[Frame]], now: int, *, slop: float, 
         Lack.UNPAIRED,
         f"The images of {_names(list(frames))} are {closest:.3f} s apart; images.sync_slop allows {slop:g} s.",
     )
+
+
+def next_set(frames: Mapping[str, Sequence[Frame]], after: int, *, slop: float) -> FrameSet | None:
+    """The first set later than ``after``: each frame of the first camera with the nearest of the others.
+
+    A set is known once every camera has a frame at or after it. A frame of the first camera without company within the
+    slop belongs to no set and is passed over.
+    """
+    if not all(frames.values()):
+        return None
+    known = min(kept[-1].stamp for kept in frames.values())
+    if known < after - JUMP * _NANO:
+        after = 0  # the source began again
+    first = next(iter(frames.values()))
+    for anchor in first:
+        if anchor.stamp > known:
+            return None
+        chosen = tuple(
+            min(kept, key=lambda frame: (abs(frame.stamp - anchor.stamp), -frame.stamp)) for kept in frames.values()
+        )
+        stamps = [frame.stamp for frame in chosen]
+        if min(stamps) > after and _seconds(max(stamps) - min(stamps)) <= slop:
+            return FrameSet(chosen, {})
+    return None
 
 
 def _seconds(nanoseconds: int) -> float:

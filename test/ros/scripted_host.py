@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 from edgellm_ros.errors import EdgeLLMError, Refusal
 from edgellm_ros.ros.engine_host import EngineFacts
+from edgellm_ros.ros.generation_run import GenerationRun, Outputs
+from edgellm_ros.ros.prompt_request import PromptRequest
 from edgellm_ros.ros.report import Report
 from edgellm_ros.runtime.request import FinishReason, LLMGenerationRequest, LLMGenerationResponse
 from edgellm_ros.runtime.streaming import StreamChannel
@@ -74,12 +76,16 @@ class ScriptedHost:
         self.obey = obey
         self.refuse = refuse
         self.healthy = True
+        self.takes_images = True
         self.handles: list[ScriptedHandle] = []
         self.most_at_once = 0
         self.facts = EngineFacts("scripted", "fp32", "none", 1, "f00d", "", 0.0)
 
     def count_control_tokens(self, text: str) -> int:
         return text.count("<|")
+
+    def make_run(self, request: PromptRequest, outputs: Outputs) -> GenerationRun:
+        return GenerationRun(request, self, outputs)  # type: ignore[arg-type]
 
     def submit(self, request: LLMGenerationRequest, channel: StreamChannel) -> ScriptedHandle:
         if self.refuse is not None:

@@ -32,8 +32,9 @@ def test_every_end_is_counted_by_reason_and_code() -> None:
 
 
 def test_a_report_says_its_end_in_level_sentence_and_pairs() -> None:
+    timings = Timings(queued=0.1, time_to_first_token=0.2, total=1.5, tokens_per_second=40.0)
     report = Report(
-        "1", FinishReason.LENGTH, None, Timings(0.1, 0.2, 0.25, 1.5, 40.0), seed=7, completion_tokens=9,
+        "1", FinishReason.LENGTH, None, timings, seed=7, completion_tokens=9,
         delta_count=2, first_delta=0, last_delta=1, changed_settings={"generation.stop": ("a",)},
     )  # fmt: skip
     pairs = dict(report.pairs())

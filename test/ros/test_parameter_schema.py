@@ -84,7 +84,8 @@ def test_validators_decide_when_a_change_is_taken_up() -> None:
     effects = {name: definition.effect for name, definition in schema().by_name.items()}
     assert effects["autostart"] is ParameterEffect.START
     for name, effect in effects.items():
-        if name.startswith(("engine.", "fake.", "cache.", "cameras", "images.transport", "images.stamp_source")):
+        groups = ("engine.", "fake.", "cache.", "cameras", "images.transport", "images.stamp_source")
+        if name.startswith((*groups, "action.joint_names", "action.pairing")):
             assert effect is ParameterEffect.CONFIGURE
         elif name != "autostart":
             assert effect is ParameterEffect.REQUEST

@@ -10,6 +10,7 @@ def audit(runtime: LLMRankRuntime) -> None:
     assert runtime.open_context is None, "a request was left open"
     assert runtime._latch.acquire(blocking=False), "the latch was left taken"
     runtime._latch.release()
+    assert not any(runtime.adapters._slots.users(name) for name in runtime.adapters.names), "an adapter is in use"
     cache = runtime._reuse.context_cache
     if cache is not None:
         store = cache.store

@@ -114,7 +114,7 @@ def language(checkpoint: PolicyCheckpoint, model: pi.PiConfig) -> LanguagePart:
         "vocab_size": table[0],
         "tie_word_embeddings": True,
     }
-    part = PartCheckpoint(checkpoint, names, text, checkpoint.tokenizer_files())
+    part = PartCheckpoint(checkpoint, names, text, checkpoint.tokenizer_files(), {})
     return LanguagePart(part, False, checkpoint.part(root + PALIGEMMA, whole), _tower(checkpoint, model))
 
 

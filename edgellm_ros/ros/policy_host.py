@@ -1,0 +1,115 @@
+"""A loaded policy: what configuring makes of an engine directory with actions, and cleaning up frees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..action.noise import NoiseMode, NoiseSeeds
+from ..action.policy_manifest import ACTION_DIRECTORY, POLICY_FILE, PolicyManifest
+from ..errors import PolicyError
+
+if TYPE_CHECKING:
+    from ..action.chunk import ActionChunk
+    from ..action.observation import Observation
+    from ..action.policy_runtime import PolicyRuntime
+    from ..action.solver import RealTimeChunking
+    from .parameters import ActionSettings, SafetySettings, Settings
+
+
+def has_policy(directory: Path) -> bool:
+    """Whether an engine directory holds a policy."""
+    return (directory / ACTION_DIRECTORY / POLICY_FILE).is_file()
+
+
+@dataclass
+class PolicyHost:
+    """One policy and its seeds; ``compute`` belongs to the worker thread."""
+
+    runtime: PolicyRuntime
+    seeds: NoiseSeeds
+    joint_names: tuple[str, ...]
+
+    @classmethod
+    def load(cls, directory: Path, settings: Settings) -> PolicyHost:
+        """Load and, where that is asked for, warm up.
+
+        :raises EdgeLLMError: the directory or a setting does not fit, in one sentence.
+        """
+        from ..action.policy_runtime import PolicyRuntime
+
+        runtime = PolicyRuntime(directory, backend=settings.engine.backend, threads=settings.engine.threads)
+        try:
+            manifest = runtime.manifest
+            names = settings.action.joint_names or manifest.action.names
+            check_settings(manifest, settings.action, settings.safety, names)
+            if settings.engine.warmup:
+                runtime.warm_up()
+        except BaseException:
+            runtime.close()
+            raise
+        return cls(runtime, NoiseSeeds(), names)
+
+    @property
+    def manifest(self) -> PolicyManifest:
+        """What the policy takes and gives."""
+        return self.runtime.manifest
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The joints whose positions are the policy's state, as messages name them."""
+        state = self.manifest.state.names
+        return self.joint_names if len(self.joint_names) == len(state) else state
+
+    def compute(
+        self,
+        observation: Observation,
+        task: str,
+        settings: ActionSettings,
+        *,
+        chunking: RealTimeChunking | None = None,
+        committed: np.ndarray | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> ActionChunk | None:
+        """One chunk under these settings; see ``PolicyRuntime.compute``."""
+        self.seeds.base, self.seeds.mode = settings.noise_seed, NoiseMode(settings.noise_mode)
+        return self.runtime.compute(
+            observation,
+            task,
+            noise_seed=self.seeds.next(observation.stamp),
+            denoise_steps=settings.denoise_steps,
+            chunking=chunking,
+            committed=committed,
+            cancelled=cancelled,
+        )
+
+    def close(self) -> None:
+        """Free the engines."""
+        self.runtime.close()
+
+
+def check_settings(
+    manifest: PolicyManifest, action: ActionSettings, safety: SafetySettings, joint_names: tuple[str, ...]
+) -> None:
+    """:raises PolicyError: names or limits are not one for each dimension of an action, or steps are too many."""
+    width = manifest.action.width
+    if len(joint_names) != width or len(set(joint_names)) != width:
+        raise PolicyError(
+            f"action.joint_names has {len(joint_names)} names ({len(set(joint_names))} of their own); the policy's "
+            "actions "
+            f"have {width} dimensions: {', '.join(manifest.action.names)}."
+        )
+    for name in ("lower", "upper", "max_step"):
+        entries = len(getattr(safety, name))
+        if entries not in (0, width):
+            raise PolicyError(
+                f"safety.{name} has {entries} entries; want {width}, one for each action dimension, or none."
+            )
+    if action.denoise_steps > manifest.max_denoise_steps:
+        raise PolicyError(
+            f"action.denoise_steps is {action.denoise_steps}; this engine takes at most {manifest.max_denoise_steps}."
+        )

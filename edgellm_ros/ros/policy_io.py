@@ -1,0 +1,103 @@
+"""The topics of a policy: cameras and joints in, actions out, and what stops them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rclpy.clock import Clock, ClockType
+from rclpy.qos import QoSProfile, qos_profile_sensor_data
+from sensor_msgs.msg import JointState
+
+from ..errors import Refusal
+from .action_publishers import ActionPublishers
+from .images import CameraInputs
+from .joint_states import NANOSECONDS, JointEvent, JointTracker
+from .motion import Motion
+from .policy_run import PolicyRun
+from .prompt_request import PromptRequest
+
+if TYPE_CHECKING:
+    from .counters import Counters
+    from .lifecycle_node import EdgeLLMNode
+    from .policy_host import PolicyHost
+
+JOINT_DEPTH = 10
+WATCH_PERIOD = 0.02  # s between looks at whether a plan has run out
+
+
+class PolicyIO:
+    """Made and closed by transitions, in the executor's thread."""
+
+    def __init__(self, node: EdgeLLMNode, host: PolicyHost, cameras: CameraInputs, counters: Counters) -> None:
+        """Subscribe and advertise; the cameras stay the caller's to close."""
+        settings = node.parameters.settings()
+        self.host = host
+        self._node, self._counters = node, counters
+        self.cameras = cameras
+        self.joints = JointTracker(host.state_names)
+        self.outputs = ActionPublishers(node, node.qos, host.joint_names, host.manifest.meaning, settings.action.stamp)
+        self.motion = Motion(self.outputs, host.manifest.meaning, self._stopped)
+        self._subscription = node.create_subscription(
+            JointState,
+            "joint_states",
+            node.guarded(self._on_joint_states),
+            QoSProfile(
+                history=qos_profile_sensor_data.history,
+                depth=JOINT_DEPTH,
+                reliability=qos_profile_sensor_data.reliability,
+                durability=qos_profile_sensor_data.durability,
+            ),
+            event_callbacks=node.qos.subscription_callbacks(node.resolve_topic_name("joint_states")),
+            qos_overriding_options=node.qos.overridable(),
+        )
+        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self._timer = node.create_timer(WATCH_PERIOD, node.guarded(self._watch), clock=steady)
+
+    def now(self) -> int:
+        """The node's clock, in ns."""
+        return int(self._node.get_clock().now().nanoseconds)
+
+    def make_run(self, request: PromptRequest) -> PolicyRun:
+        """The worker's side of a task."""
+        self.outputs.set_stamp(request.settings.action.stamp)
+        return PolicyRun(
+            request, self.host, self.cameras, self.joints, self.motion, self.now, self._node.parameters.settings
+        )
+
+    def stop(self, refusal: Refusal) -> None:
+        """Hold at once, whatever is being computed."""
+        self.motion.stop(refusal, hold=self._holds())
+
+    def values(self) -> dict[str, object]:
+        """What diagnostics show."""
+        return {
+            **{f"chunks.{name}": count for name, count in self.motion.counts().items()},
+            **{f"joint_states.{name}": count for name, count in self.joints.events().items()},
+            "moving": self.motion.moving,
+        }
+
+    def close(self) -> None:
+        """Take everything back."""
+        self._node.destroy_timer(self._timer)
+        self._node.destroy_subscription(self._subscription)
+        self.outputs.close()
+
+    def _holds(self) -> bool:
+        return self._node.parameters.settings().safety.on_fault == "hold"
+
+    def _stopped(self, refusal: Refusal) -> None:
+        self._counters.refused(refusal)
+        self._node.warn(f"motion {refusal.code.value}", refusal.message)
+
+    def _on_joint_states(self, message: Any) -> None:
+        stamp = message.header.stamp.sec * NANOSECONDS + message.header.stamp.nanosec
+        event = self.joints.add(message.name, message.position, stamp, self.now())
+        if event not in (JointEvent.TAKEN, JointEvent.OUT_OF_ORDER):
+            self._node.warn(f"joint_states {event.value}", f"A message on joint_states was turned away: {event.value}.")
+
+    def _watch(self) -> None:
+        if not self.motion.moving or not self._node.bridge.load[0]:
+            return
+        action = self._node.parameters.settings().action
+        if action.rate > 0 and action.fixed_delay < 0:  # a replay has no robot that could starve
+            self.motion.watch(self.now(), hold=self._holds())

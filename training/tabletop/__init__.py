@@ -1,0 +1,1 @@
+"""The tabletop policy: data, model, objective, training, export."""
