@@ -18,6 +18,7 @@ from .tasks import Task, TaskBatch, TaskKind, phrases, succeeded, task_text
 SUBSTEPS = round(TICK / SUBSTEP)
 EPISODE_TICKS = 150  # ten seconds
 STILL_TICKS = 15  # one second
+AT_REST = np.array([0.03, 0.03, 0.06, 0.06])  # what the joints may still move within a second
 
 #: From pictures uint8 [B,2,128,128,3], joint positions float64 [B,4] and B texts to joint targets [B,H,4], one a tick.
 Policy = Callable[[Array, Array, list[str]], Array]
@@ -70,19 +71,35 @@ def run_episodes(
     execute: int = 6,
     ticks: int = EPISODE_TICKS,
     texts: list[str] | None = None,
+    blind: bool = False,
+    commands: list[Array] | None = None,
 ) -> Array:
     """Success of each episode, bool [B]: ``execute`` rows of each chunk are followed, then a new one is asked for.
 
-    The policy sees pictures, joint positions and the text alone. ``texts`` replaces the episodes' own.
+    An episode is over when the arm has been at rest for a second, or after ``ticks``; then it is held still for one
+    more second and judged. The policy sees pictures, joint positions and the text alone. ``texts`` replaces the
+    episodes' own; ``blind`` shows black pictures; ``commands`` collects the command [B,4] of every tick.
     """
     worlds = Worlds.stack([episode.worlds for episode in episodes])
     tasks = TaskBatch.of([episode.task for episode in episodes])
     prompts = [episode.text for episode in episodes] if texts is None else texts
+    rows = np.arange(worlds.count)
+    trail = [worlds.joints.copy()]
     for _ in range(0, ticks, execute):
-        images = np.stack([render_views(worlds, row) for row in range(worlds.count)])
-        chunk = policy(images, worlds.joints.copy(), prompts)
-        for step in range(execute):
-            advance(worlds, chunk[:, step])
+        images = np.stack([render_views(worlds, int(row)) for row in rows])
+        command = np.repeat(worlds.command[None], execute, axis=0)
+        chunk = policy(images * np.uint8(not blind), worlds.joints[rows], [prompts[row] for row in rows])
+        command[:, rows] = np.swapaxes(chunk[:, :execute], 0, 1)
+        for step in command:
+            advance(worlds, step)
+            trail.append(worlds.joints.copy())
+            if commands is not None:
+                commands.append(step)
+        if len(trail) > STILL_TICKS:
+            recent = np.stack(trail[-STILL_TICKS:])
+            rows = np.flatnonzero((np.ptp(recent, axis=0) > AT_REST).any(axis=-1))
+        if not rows.size:
+            break
     hold_still(worlds)
     return succeeded(worlds, tasks)
 

@@ -1,0 +1,61 @@
+"""The world in time: expert trajectories solve it, and the score wants a second at rest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgellm_ros.tabletop.episodes import draw_episode
+from edgellm_ros.tabletop.expert import TICK, expert_command
+from edgellm_ros.tabletop.geometry import JOINT_NAMES
+from edgellm_ros.tabletop.simulation import STEP, Simulation
+from edgellm_ros.tabletop.trajectory_follower import NANOSECONDS, TrajectoryPoint
+
+
+def solve(seed: int, ticks: int = 90) -> Simulation:
+    """Follow the expert by one-point trajectories, fifteen a second."""
+    simulation, now = Simulation(seed), NANOSECONDS
+    for _ in range(ticks):
+        command = expert_command(simulation.worlds, simulation.tasks)[0]
+        point = TrajectoryPoint(round(TICK * NANOSECONDS), command.tolist())
+        simulation.follower.accept(JOINT_NAMES, [point], now, now)
+        for _ in range(4):
+            now += STEP
+            simulation.step(now)
+    return simulation
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_trajectories_of_the_expert_solve_the_episode(seed):
+    score = solve(seed).score()
+    assert score.success and score.reached and score.still
+    assert score.task == draw_episode(seed).text
+
+
+def test_a_task_that_is_reached_counts_only_after_a_second_at_rest():
+    simulation = solve(1)
+    now = 100 * NANOSECONDS
+    wave = simulation.joints + np.array([0.2, 0.0, 0.0, 0.0])
+    simulation.follower.accept(JOINT_NAMES, [TrajectoryPoint(NANOSECONDS // 2, wave.tolist())], now, now)
+    for index in range(40):
+        simulation.step(now + (index + 1) * STEP)
+    assert not simulation.score().still and not simulation.score().success
+
+
+def test_nothing_happens_by_itself():
+    simulation = Simulation(2)
+    before = simulation.worlds.copy()
+    for index in range(120):
+        simulation.step((index + 1) * STEP)
+    there = before.present
+    assert np.array_equal(before.position[there], simulation.worlds.position[there])
+    assert np.array_equal(before.joints, simulation.worlds.joints)
+    assert simulation.score().still and not simulation.score().success
+
+
+def test_a_reset_begins_the_same_episode_again():
+    simulation = solve(3)
+    first = Simulation(3)
+    simulation.reset(3)
+    assert np.array_equal(simulation.views(), first.views())
+    assert simulation.score() == first.score()
