@@ -20,7 +20,7 @@ DEADLINE = 60.0
 def command(*arguments: str) -> list[str]:
     """In the domain that this test process holds, unless the arguments name one."""
     domain = ["--domain", os.environ["ROS_DOMAIN_ID"]]
-    return [sys.executable, "-m", "edgellm_ros.cli.main", "demo", *domain, *arguments]
+    return [sys.executable, "-m", "edgellm_ros.cli.main", "demo-text", *domain, *arguments]
 
 
 def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
