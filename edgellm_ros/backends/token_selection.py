@@ -1,11 +1,12 @@
 """Which rows of a prompt's embeddings to keep: those least like a few pivots (DART, on input embeddings).
 
-Rows that resemble a pivot count as duplicates of it. It reads embeddings only, no attention weights.
+Rows that resemble a pivot count as duplicates of it. It reads embeddings only, no attention weights. A device brings
+the two measures, sums of magnitudes and cosines; the choice by them is made here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -13,11 +14,10 @@ from .base import TokenSpan
 
 SMALLEST_NORM = 1e-8
 ROWS_AT_ONCE = 256  # of a product with a pivot; bounds the copy in 32-bit numbers
+_UNLIKE_ANYTHING = 2.0  # beyond every cosine: a row that is not finite is no better than any other
 
-
-def _largest(values: np.ndarray, count: int) -> np.ndarray:
-    """Places of the ``count`` largest values, largest first, the lower place where they are equal."""
-    return np.argsort(-values, kind="stable")[:count]
+# cosines of the rows of each span to its pivots, float32 [pivots, rows], for spans with their pivots' rows
+Cosines = Callable[[Sequence[tuple[TokenSpan, np.ndarray]]], Sequence[np.ndarray]]
 
 
 def select_tokens(
@@ -25,46 +25,67 @@ def select_tokens(
 ) -> np.ndarray:
     """Rows to keep, int32, ascending: every row outside the spans and ``quota`` rows of each span.
 
-    ``embeddings`` [L,D], any float type, bfloat16 as uint16. ``spans`` in ascending order, not touching each other's
-    rows. The rows with the largest sum of magnitudes are pivots: ``text_pivots`` outside the spans, for all spans
-    alike, and in each span ``image_pivots``, which stay. Each pivot in turn, the span's own first, takes its share of
-    the rest: the rows with the smallest cosine to it. Equal values go to the lower row.
+    ``embeddings`` float32 [L,D]. ``spans`` in ascending order, not touching each other's rows. The rows with the
+    largest sum of magnitudes are pivots: ``text_pivots`` outside the spans, for all spans alike, and in each span
+    ``image_pivots``, which stay. Each pivot in turn, the span's own first, takes its share of the rest: the rows with
+    the smallest cosine to it. Equal values go to the lower row.
     """
-    if embeddings.dtype == np.uint16:
-        values = (embeddings.astype(np.uint32) << 16).view(np.float32)
-    else:
-        values = np.asarray(embeddings, np.float32)
-    length = len(values)
-    magnitudes = np.abs(values).sum(axis=1)
-    norms = np.sqrt(np.einsum("ld,ld->l", values, values))
-    is_text = np.ones(length, bool)
+    magnitudes = np.abs(embeddings).sum(axis=1)
+    norms = np.sqrt(np.einsum("ld,ld->l", embeddings, embeddings))
+
+    def cosines(wanted: Sequence[tuple[TokenSpan, np.ndarray]]) -> list[np.ndarray]:
+        found = []
+        for span, pivots in wanted:
+            values = np.empty((len(pivots), span.stop - span.start), np.float32)
+            # plain sums of products: a matrix product adds equal rows in different orders and would part equal values
+            for row, pivot in zip(values, pivots, strict=True):
+                for start in range(span.start, span.stop, ROWS_AT_ONCE):
+                    part = embeddings[start : min(start + ROWS_AT_ONCE, span.stop)]
+                    place = start - span.start
+                    row[place : place + len(part)] = np.einsum("nd,d->n", part, embeddings[pivot])
+            values /= np.maximum(norms[span.start : span.stop] * norms[pivots, None], np.float32(SMALLEST_NORM))
+            found.append(values)
+        return found
+
+    return choose_rows(magnitudes, spans, text_pivots, image_pivots, cosines)
+
+
+def choose_rows(
+    magnitudes: np.ndarray, spans: Sequence[TokenSpan], text_pivots: int, image_pivots: int, cosines: Cosines
+) -> np.ndarray:
+    """``select_tokens`` by ``magnitudes`` float32 [L] and ``cosines``, which is asked once."""
+    keep = np.ones(len(magnitudes), bool)
     for span in spans:
-        is_text[span.start : span.stop] = False
-    text = np.flatnonzero(is_text)
+        keep[span.start : span.stop] = False
+    text = np.flatnonzero(keep)
     shared = text[_largest(magnitudes[text], text_pivots)]
-    keep = is_text
-    for span in spans:
-        own = span.start + _largest(magnitudes[span.start : span.stop], min(image_pivots, span.quota))
-        keep[own] = True
-        left = span.quota - len(own)
-        pivots = [*own, *shared]
-        pool = np.setdiff1d(np.arange(span.start, span.stop), own)
-        for index, pivot in enumerate(pivots):
-            if not left:
+    own = [span.start + _largest(magnitudes[span.start : span.stop], min(image_pivots, span.quota)) for span in spans]
+    pivots = [np.concatenate([some, shared]).astype(np.int32) for some in own]
+    for span, some, values in zip(spans, own, cosines(list(zip(spans, pivots, strict=True))), strict=True):
+        keep[some] = True
+        left = span.quota - len(some)
+        pool = np.setdiff1d(np.arange(span.start, span.stop), some)
+        for index, row in enumerate(values):
+            count = -(-left // (len(values) - index))
+            if not count:
                 break
-            count = -(-left // (len(pivots) - index))
-            chosen = np.argsort(_cosines(values, norms, pool, int(pivot)), kind="stable")[:count]
+            chosen = _smallest(row[pool - span.start], count)
             keep[pool[chosen]] = True
             pool = np.delete(pool, chosen)
             left -= count
     return np.flatnonzero(keep).astype(np.int32)
 
 
-def _cosines(values: np.ndarray, norms: np.ndarray, rows: np.ndarray, pivot: int) -> np.ndarray:
-    # a plain sum of products: a matrix product adds equal rows in different orders and would part equal values
-    products = np.empty(len(rows), np.float32)
-    for start in range(0, len(rows), ROWS_AT_ONCE):
-        part = rows[start : start + ROWS_AT_ONCE]
-        products[start : start + ROWS_AT_ONCE] = np.einsum("nd,d->n", values[part], values[pivot])
-    cosines: np.ndarray = products / np.maximum(norms[rows] * norms[pivot], np.float32(SMALLEST_NORM))
-    return cosines
+def _largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Places of the ``count`` largest values, largest first, the lower place where they are equal."""
+    return np.argsort(-values, kind="stable")[:count]
+
+
+def _smallest(values: np.ndarray, count: int) -> np.ndarray:
+    """Places of the ``count`` smallest values in any order, the lower places where they are equal."""
+    values = np.where(np.isnan(values), np.float32(_UNLIKE_ANYTHING), values)
+    if count >= len(values):
+        return np.arange(len(values))
+    bound = np.partition(values, count - 1)[count - 1]
+    below = np.flatnonzero(values < bound)
+    return np.concatenate([below, np.flatnonzero(values == bound)[: count - len(below)]])

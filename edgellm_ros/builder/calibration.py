@@ -130,7 +130,13 @@ class Calibration:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.enable_mem_pattern = options.enable_cpu_mem_arena = False  # a quarter less memory, and no slower
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        try:
+            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise CheckpointError(
+                f"the graph that calibrates does not load in onnxruntime {onnxruntime.__version__} "
+                f"({_first_line(error)}); install a newer one, or give --no-calibration."
+            ) from None
         wanted = [node.name for node in session.get_inputs()]
         for window in windows:
             feeds = self._feeds(window)

@@ -58,7 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
     from ..tabletop.client import TabletopClient
     from ..tabletop.launch_spec import tabletop_specs
 
-    specs = tabletop_specs({"engine_dir": str(directory), "real_time_factor": str(arguments.speed)})
+    specs = tabletop_specs(
+        {"engine_dir": str(directory), "real_time_factor": str(arguments.speed), "seed": str(arguments.seed)}
+    )
     with node_session(specs, lambda spec: TabletopClient(server=spec.name)) as session:
         demo = Demo(session)
         if changes:
@@ -67,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
             good = demo.headless(arguments.seed)
         else:
             demo.begin(arguments.seed)
-            good = all([demo.take(text) for text in arguments.task])
+            good = all(list(map(demo.take, arguments.task)))
             if not arguments.task and not arguments.keep:
                 demo.converse()
         if arguments.keep and good:

@@ -21,7 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", default=PROMPT, help="what to ask (default: %(default)r)")
     parser.add_argument("--keep", action="store_true", help="leave the node running until Ctrl-C")
     parser.add_argument(
-        "--engine-dir", type=Path, default=cached_engine_directory(SMOLLM2), help="engine directory (default: %(default)s)"
+        "--engine-dir",
+        type=Path,
+        default=cached_engine_directory(SMOLLM2),
+        help="engine directory (default: %(default)s)",
     )
     parser.add_argument("--domain", type=int, help=f"ROS domain, 0 to {LAST_DOMAIN} (default: one for this process)")
 

@@ -47,6 +47,4 @@ def build_tabletop(directory: Path | str) -> Path:
     from ..tabletop.checkpoint_files import checkpoint_directory
 
     source = checkpoint_directory()
-    return build_engine(
-        source, directory, precision="int8", policy_settings=source / "policy_settings.yaml"
-    )
+    return build_engine(source, directory, precision="int8", policy_settings=source / "policy_settings.yaml")

@@ -173,6 +173,7 @@ def _request(arguments: argparse.Namespace, messages: Sequence[Any]) -> Any:
         apply_chat_template=not arguments.no_chat_template,
         enable_thinking=arguments.thinking,
         tools=guide_options.tools_from(arguments),
+        tool_choice=arguments.tool_choice,
         num_logprobs=arguments.logprobs,
         stream_channels=(StreamChannel(),),
         pre_tokenized_input_ids=ids,

@@ -13,10 +13,9 @@ def launch_description(
 ) -> Any:
     """A ``launch.LaunchDescription`` that declares the arguments and starts the nodes that ``specs`` makes of them."""
     from launch.actions import DeclareLaunchArgument, OpaqueFunction
+    from launch.launch_description import LaunchDescription
     from launch.substitutions import LaunchConfiguration
     from launch_ros.actions import Node
-
-    from launch import LaunchDescription
 
     def nodes(context: Any) -> list[Any]:
         values = {argument.name: LaunchConfiguration(argument.name).perform(context) for argument in arguments}

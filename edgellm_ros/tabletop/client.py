@@ -88,7 +88,8 @@ class TabletopClient(PromptClient):
         """
         if not spin_until(executor, condition, timeout):
             raise EdgeLLMError(
-                f"The tabletop said nothing for {timeout:g} s; see whether the world still runs.", RefusalCode.NOT_ACTIVE
+                f"The tabletop said nothing for {timeout:g} s; see whether the world still runs.",
+                RefusalCode.NOT_ACTIVE,
             )
 
     def smoothness(self) -> CommandTrace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 
@@ -9,6 +10,9 @@ from ..errors import EdgeLLMError, RefusalCode
 from ..ros.launch_spec import LaunchArgument, NodeSpec, ParameterValue, argument_values, boolean, profile_environment
 from .cameras import CAMERA_NAMES
 
+LAST_SEED = 2**31 - 1
+SPEEDS = (0.05, 50.0)  # simulated seconds in one second
+_RATES = (0.1, 100.0)  # chunks a second
 _LEVELS = ("debug", "info", "warn", "error", "fatal")
 _SPLICES = ("replace", "blend", "ensemble", "rtc")
 
@@ -36,8 +40,8 @@ def tabletop_specs(arguments: Mapping[str, str], environment: Mapping[str, str] 
     simulated = boolean(values["simulated_time"])
     profile = profile_environment(os.environ if environment is None else environment)
     world: dict[str, ParameterValue] = {
-        "seed": int(_number(values, "seed", whole=True)),
-        "real_time_factor": _number(values, "real_time_factor"),
+        "seed": _whole(values, "seed", LAST_SEED),
+        "real_time_factor": _number(values, "real_time_factor", *SPEEDS),
         "simulated_time": simulated,
     }
     node: dict[str, ParameterValue] = {
@@ -47,9 +51,9 @@ def tabletop_specs(arguments: Mapping[str, str], environment: Mapping[str, str] 
         "cameras": list(CAMERA_NAMES),
         "generation.temperature": 0.0,
         "prompt.on_busy": "replace",
-        "action.rate": _number(values, "rate"),
+        "action.rate": _number(values, "rate", *_RATES),
         "action.splice": values["splice"],
-        "action.execute_steps": int(_number(values, "execute_steps", whole=True)),
+        "action.execute_steps": _whole(values, "execute_steps", 4096),
         "safety.max_state_age": 0.5,
     }
     return (
@@ -73,11 +77,22 @@ def tabletop_specs(arguments: Mapping[str, str], environment: Mapping[str, str] 
     )
 
 
-def _number(values: Mapping[str, str], name: str, *, whole: bool = False) -> float:
+def _number(values: Mapping[str, str], name: str, least: float, most: float) -> float:
     try:
-        return int(values[name]) if whole else float(values[name])
+        found = float(values[name])
     except ValueError:
-        wanted = "a whole number" if whole else "a number"
-        raise EdgeLLMError(
-            f"The launch argument {name} is {values[name]!r}; want {wanted}.", RefusalCode.BAD_PARAMETER
-        ) from None
+        found = math.nan
+    if not least <= found <= most:
+        raise _refusal(name, values[name], f"a number from {least:g} to {most:g}")
+    return found
+
+
+def _whole(values: Mapping[str, str], name: str, most: int) -> int:
+    text = values[name]
+    if not (text.isascii() and text.isdecimal() and int(text) <= most):
+        raise _refusal(name, text, f"a whole number from 0 to {most}")
+    return int(text)
+
+
+def _refusal(name: str, found: str, wanted: str) -> EdgeLLMError:
+    return EdgeLLMError(f"The launch argument {name} is {found!r}; want {wanted}.", RefusalCode.BAD_PARAMETER)

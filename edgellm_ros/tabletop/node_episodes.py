@@ -37,7 +37,12 @@ class NodeEpisode:
 
 
 def act(
-    client: TabletopClient, executor: Any, task: str, *, limit: float = EPISODE, on_tick: Callable[[], None] = lambda: None
+    client: TabletopClient,
+    executor: Any,
+    task: str,
+    *,
+    limit: float = EPISODE,
+    on_tick: Callable[[], None] = lambda: None,
 ) -> NodeEpisode:
     """Have the node do a task until the arm rests, or for ``limit`` seconds of the world; then hold, and judge.
 
@@ -70,7 +75,9 @@ def answer(client: TabletopClient, executor: Any, question: str) -> tuple[str, d
     answered, told = len(client.responses), len(client.reports)
     client.ask(question)
     if not spin_until(executor, lambda: len(client.reports) > told, ANSWER_TIMEOUT):
-        raise EdgeLLMError(f"No answer came within {ANSWER_TIMEOUT:g} s; see the log of the node.", RefusalCode.NOT_ACTIVE)
+        raise EdgeLLMError(
+            f"No answer came within {ANSWER_TIMEOUT:g} s; see the log of the node.", RefusalCode.NOT_ACTIVE
+        )
     report = pairs(client.reports[-1])
     if report["refusal_code"]:
         return "", report

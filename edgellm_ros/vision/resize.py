@@ -9,6 +9,8 @@ rows first where that is cheaper, which moves steep edges by many levels: models
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -19,7 +21,8 @@ import numpy as np
 
 from .opencv import opencv
 
-ROWS_AT_ONCE = 8  # more rows share more loads, but their common window holds more zeros
+ROWS_AT_ONCE = 8  # of a product; more rows share more loads, but their common window holds more zeros
+PRODUCTS_AT_ONCE = 8  # whose input is converted, and whose results are rounded, in one call each
 STRIP = 2048  # columns that are worked on together, so that a window of rows stays in the second-level cache
 FRACTION = float(1 << 22)  # Pillow keeps weights as whole numbers of this fraction, which decides ties of gradients
 HALF_UP = {np.dtype(np.float32): 8e-6, np.dtype(np.float64): 1e-9}  # OpenCV alone rounds exact halves to even
@@ -70,13 +73,24 @@ _KERNELS: dict[Filter, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
 
 
 @dataclass(frozen=True)
-class _Block:
-    """Output rows ``start .. start + len(weights)`` as products with input rows ``low .. high``."""
+class _Product:
+    """Output rows ``start ..`` of a block as products with its input rows ``low .. high``, both from its first on."""
 
     start: int
     low: int
     high: int
     weights: np.ndarray  # [rows, high - low], float32 or float64
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Output rows ``start .. stop`` and the input rows ``low .. high`` under them."""
+
+    start: int
+    stop: int
+    low: int
+    high: int
+    products: tuple[_Product, ...]
 
 
 @lru_cache(maxsize=64)
@@ -90,45 +104,90 @@ def _blocks(length: int, new_length: int, kernel: Filter) -> tuple[_Block, ...]:
     highs = np.minimum((centres + reach + 0.5).astype(np.int64), length)
     # the weights of simpler kernels meet in ties so often that only exact sums fall to the right side
     number = np.float32 if kernel is Filter.LANCZOS else np.float64
-    blocks = []
-    for start in range(0, new_length, ROWS_AT_ONCE):
-        part = slice(start, min(start + ROWS_AT_ONCE, new_length))
-        low, high = int(lows[part][0]), int(highs[part][-1])
+
+    def weights(rows: slice, low: int, high: int) -> np.ndarray:
         taps = np.arange(low, high)
-        weights = function((taps - centres[part, None] + 0.5) / widening)
-        weights = weights * ((taps >= lows[part, None]) & (taps < highs[part, None]))
-        weights /= weights.sum(axis=1, keepdims=True)
-        weights = np.trunc(weights * FRACTION + np.copysign(0.5, weights)) / FRACTION
-        blocks.append(_Block(start, low, high, np.ascontiguousarray(weights, number)))
+        values = function((taps - centres[rows, None] + 0.5) / widening)
+        values = values * ((taps >= lows[rows, None]) & (taps < highs[rows, None]))
+        values /= values.sum(axis=1, keepdims=True)
+        values = np.trunc(values * FRACTION + np.copysign(0.5, values)) / FRACTION
+        return np.ascontiguousarray(values, number)
+
+    blocks = []
+    for start in range(0, new_length, ROWS_AT_ONCE * PRODUCTS_AT_ONCE):
+        stop = min(start + ROWS_AT_ONCE * PRODUCTS_AT_ONCE, new_length)
+        first = int(lows[start])
+        products = []
+        for row in range(start, stop, ROWS_AT_ONCE):
+            rows = slice(row, min(row + ROWS_AT_ONCE, stop))
+            low, high = int(lows[rows][0]), int(highs[rows][-1])
+            products.append(_Product(row - start, low - first, high - first, weights(rows, low, high)))
+        blocks.append(_Block(start, stop, first, int(highs[stop - 1]), tuple(products)))
     return tuple(blocks)
 
 
-def _resize_rows(image: np.ndarray, new_length: int, kernel: Filter, cv2: Any) -> np.ndarray:
-    """uint8 [rows, columns] to uint8 [new_length, columns]."""
-    blocks = _blocks(image.shape[0], new_length, kernel)
-    number = blocks[0].weights.dtype
-    half_up = HALF_UP[number]
+class _Buffers(threading.local):
+    """Memory of one thread that is used again and again: fresh pages cost more than what is written into them."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[tuple[str, np.dtype[Any]], np.ndarray] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], number: np.dtype[Any]) -> np.ndarray:
+        """An array of this name, whose content is whatever was left there."""
+        size = math.prod(shape)
+        held = self._arrays.get((name, number))
+        if held is None or held.size < size:
+            held = self._arrays[name, number] = np.empty(size, number)
+        return held[:size].reshape(shape)
+
+
+_buffers = _Buffers()
+_LEVELS = np.dtype(np.uint8)
+
+
+def _resize_rows(image: np.ndarray, result: np.ndarray, kernel: Filter, cv2: Any) -> None:
+    """uint8 [rows, columns] into uint8 [new rows, columns]."""
+    blocks = _blocks(image.shape[0], result.shape[0], kernel)
     columns = image.shape[1]
-    result = np.empty((new_length, columns), np.uint8)
-    scratch = np.empty((ROWS_AT_ONCE, min(STRIP, columns)), number)
+    number = blocks[0].products[0].weights.dtype
+    half_up = HALF_UP[number]
+    window = max(block.high - block.low for block in blocks)
     for first in range(0, columns, STRIP):
-        source = image[:, first : first + STRIP].astype(number)
-        target = result[:, first : first + STRIP]
+        width = min(STRIP, columns - first)
+        values = _buffers.take("window", (window, width), number)
+        sums = _buffers.take("sums", (ROWS_AT_ONCE * PRODUCTS_AT_ONCE, width), number)
+        source, target = image[:, first : first + width], result[:, first : first + width]
         for block in blocks:
-            product = scratch[: len(block.weights), : source.shape[1]]
-            np.matmul(block.weights, source[block.low : block.high], out=product)
-            rows = target[block.start : block.start + len(block.weights)]
-            cv2.add(product, half_up, dst=rows, dtype=cv2.CV_8U)
-    return result
+            np.copyto(values[: block.high - block.low], source[block.low : block.high])
+            for product in block.products:
+                part = sums[product.start : product.start + len(product.weights)]
+                np.matmul(product.weights, values[product.low : product.high], out=part)
+            rows = target[block.start : block.stop]
+            cv2.add(sums[: len(rows)], half_up, dst=rows, dtype=cv2.CV_8U)
 
 
-def resize(image: np.ndarray, height: int, width: int, kernel: Filter) -> np.ndarray:
-    """uint8 [H,W,3] to uint8 [height,width,3]; C-contiguous. Columns first, then rows, as Pillow does."""
+def resize(image: np.ndarray, height: int, width: int, kernel: Filter, *, borrowed: str = "") -> np.ndarray:
+    """uint8 [H,W,3] to uint8 [height,width,3]; C-contiguous. Columns first, then rows, as Pillow does.
+
+    The result is the image itself where nothing changes. With a name in ``borrowed`` it lies in memory that the next
+    call with that name by the same thread uses again: for what is read at once and not kept.
+    """
     cv2 = opencv()
-    if image.shape[1] != width:
-        turned = np.ascontiguousarray(cv2.transpose(image))
-        turned = _resize_rows(turned.reshape(image.shape[1], -1), width, kernel, cv2)
-        image = cv2.transpose(turned.reshape(width, image.shape[0], 3))
-    if image.shape[0] != height:
-        image = _resize_rows(image.reshape(image.shape[0], -1), height, kernel, cv2).reshape(height, width, 3)
+    old_height, old_width = image.shape[:2]
+
+    def result_of(shape: tuple[int, ...]) -> np.ndarray:
+        return _buffers.take(borrowed, shape, _LEVELS) if borrowed else np.empty(shape, np.uint8)
+
+    if old_width != width:
+        turned = _buffers.take("turned", (old_width, old_height, 3), _LEVELS)
+        cv2.transpose(image, turned)
+        wide = _buffers.take("wide", (width, old_height, 3), _LEVELS)
+        _resize_rows(turned.reshape(old_width, -1), wide.reshape(width, -1), kernel, cv2)
+        shape = (old_height, width, 3)
+        image = result_of(shape) if old_height == height else _buffers.take("upright", shape, _LEVELS)
+        cv2.transpose(wide, image)
+    if old_height != height:
+        result = result_of((height, width, 3))
+        _resize_rows(np.ascontiguousarray(image).reshape(old_height, -1), result.reshape(height, -1), kernel, cv2)
+        image = result
     return np.ascontiguousarray(image)

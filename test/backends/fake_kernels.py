@@ -81,6 +81,26 @@ def euler_step(grid: Grid, state: int, velocity: int, step: float, count: int) -
     host_euler_step(view(state, np.float32, count), view(velocity, np.float32, count), step)
 
 
+def row_measures(grid: Grid, rows: int, magnitudes: int, norms: int, width: int) -> None:
+    values = view(rows, np.float32, grid[0], width)
+    view(magnitudes, np.float32, grid[0])[...] = np.abs(values).sum(axis=1)
+    view(norms, np.float32, grid[0])[...] = np.sqrt(np.einsum("ld,ld->l", values, values))
+
+
+def pivot_cosines(
+    grid: Grid, rows: int, norms: int, places: int, spans: int, pivots: int, cosines: int, width: int, count: int
+) -> None:
+    where, owners = view(places, np.int32, grid[0]), view(spans, np.int32, grid[0])
+    length = max(int(where.max()), int(view(pivots, np.int32, int(owners.max()) + 1, count).max())) + 1
+    values, sizes = view(rows, np.float32, length, width), view(norms, np.float32, length)
+    table, out = view(pivots, np.int32, int(owners.max()) + 1, count), view(cosines, np.float32, grid[0], count)
+    for index, place in enumerate(where):
+        for number, pivot in enumerate(table[owners[index]]):
+            if pivot >= 0:
+                product = np.einsum("d,d->", values[place], values[pivot])
+                out[index, number] = product / max(sizes[place] * sizes[pivot], np.float32(1e-8))
+
+
 def copy_segments(grid: Grid, table: int) -> None:
     for entry in range(grid[1]):
         source, destination, from_step, to_step, size, segments = struct.unpack(

@@ -13,7 +13,7 @@ from pruned_cases import FAMILIES as PRUNED
 from pruned_cases import dropped
 from test_vision_requests import SeededProcessor, check, request_of
 from vision_engines import LOWERINGS, engine, reference
-from vision_inputs import IMAGE
+from vision_inputs import IMAGE, VIDEO_SEED
 
 import edgellm_ros.runtime.token_pruning as token_pruning
 import edgellm_ros.vision.runner as vision_runner
@@ -58,9 +58,14 @@ def drop_as_the_reference(monkeypatch) -> None:
     monkeypatch.setattr(token_pruning, "prune_prompt", choose)
 
 
+def pictured(family: str) -> list[dict[str, Any]]:
+    """Prompts with still images."""
+    return [row for row in reference(family)["answers"] if row["images"] and VIDEO_SEED not in row["images"]]
+
+
 def cases(family: str) -> list[dict[str, Any]]:
     """Prompts with images, and how the reference answers them without some of their tokens."""
-    rows = [row for row in reference(family)["answers"] if row["images"]]
+    rows = pictured(family)
     return [{**row, **answer} for row, answer in zip(rows, ANSWERS[family], strict=True)]
 
 
@@ -98,7 +103,7 @@ def test_it_does_in_any_chunks(open_family, drop_as_the_reference, family, chunk
 def test_it_does_with_the_context_cache_and_never_takes_unpruned_blocks(open_family, drop_as_the_reference, family):
     runtime = open_family(family, context_cache=ContextCacheConfig(1 << 24))
     rows = cases(family)
-    whole = [row for row in reference(family)["answers"] if row["images"]]
+    whole = pictured(family)
     off = VisualPrunerConfig()
     for _ in range(2):
         check(run(runtime, rows), rows)
@@ -111,7 +116,7 @@ def test_it_does_with_the_context_cache_and_never_takes_unpruned_blocks(open_fam
 @pytest.mark.parametrize("family", PRUNED)
 def test_pruning_nothing_changes_no_bit(open_family, family):
     runtime = open_family(family)
-    rows = [row for row in reference(family)["answers"] if row["images"]]
+    rows = pictured(family)
     plain = run(runtime, rows, visual_pruner=VisualPrunerConfig())
     nothing = run(runtime, rows, visual_pruner=VisualPrunerConfig(True, reduction_ratio=1e-6, min_visual_tokens=1))
     assert nothing.output_ids == plain.output_ids
@@ -175,7 +180,7 @@ def test_settings_are_frozen_when_a_request_is_prepared_and_a_bad_one_changes_no
 
 def test_a_window_of_cache_slots_is_a_reason_to_leave_a_prompt_as_it_is(open_family):
     runtime = open_family("smolvlm")
-    rows = [row for row in reference("smolvlm")["answers"] if row["images"]]
+    rows = pictured("smolvlm")
     runtime.rank.admission.pruner.window = True
     response = run(runtime, rows, max_generate_length=10)
     check(response, rows)

@@ -12,7 +12,6 @@ import numpy as np
 from ...errors import BackendError, MisuseError
 from ..base import CacheLayout, DataType, EmbeddingTable, RopeKind, Tensor, TokenSpan
 from ..host_embeddings import TENSOR_NAME
-from ..token_selection import select_tokens
 from .device import Device
 from .embeddings import CUDAEmbeddingTable
 from .engine_frame import EngineFrame
@@ -23,6 +22,7 @@ from .memory_check import check_memory
 from .onnxruntime import OnnxRuntimeEngine
 from .probe import probe
 from .sampler import CUDASampler
+from .selection import TokenSelection
 from .tensor import CUDAMemory, CUDATensor, cuda_tensor
 from .tensorrt import TensorRTEngine
 
@@ -54,6 +54,7 @@ class CUDABackend:
         self.device = device or Device(ordinal)
         self.kernels = kernels or Kernels(self.device)
         self._recorder = Recorder(self.device)
+        self._selection = TokenSelection(self.device, self.kernels)
         self._engines: list[EngineFrame] = []
         self._steps: list[CUDAStep] = []
         self._frequencies: dict[RopeKind, CUDAMemory] = {}
@@ -241,7 +242,7 @@ class CUDABackend:
         self, embeddings: Tensor, spans: Sequence[TokenSpan], text_pivots: int, image_pivots: int
     ) -> np.ndarray:
         """Rows of embeddings [L,D] to keep, int32, ascending; see ``token_selection.select_tokens``."""
-        return select_tokens(cuda_tensor(embeddings, self.device).numpy(), spans, text_pivots, image_pivots)
+        return self._selection.select(cuda_tensor(embeddings, self.device), spans, text_pivots, image_pivots)
 
     def euler_step(self, state: Tensor, velocity: Tensor, step: float) -> None:
         """Add ``step * velocity`` to ``state``, float32 of equal shapes."""

@@ -34,6 +34,7 @@ SIGNATURES = {
         "mark_prompt": "PPii",
         "set_bias": "PPPi",
     },
+    "pruning.cu": {"row_measures": "PPPi", "pivot_cosines": "PPPPPPii"},
     "pick.cu": {"pick": "PTRSiPPPi"},
 }
 # what is compiled in front of a source

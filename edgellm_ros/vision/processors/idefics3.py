@@ -83,15 +83,16 @@ class Idefics3Processor:
         )
 
     def _tiles(self, image: np.ndarray, grid: tuple[int, int]) -> list[np.ndarray]:
-        image = resize(image, *self._first_size(*image.shape[:2]), self.kernel)
+        """Views that hold until the next image."""
+        image = resize(image, *self._first_size(*image.shape[:2]), self.kernel, borrowed="first")
         tiles = []
         if self.split:
-            image = resize(image, *self._whole_tiles(*image.shape[:2]), self.kernel)
+            image = resize(image, *self._whole_tiles(*image.shape[:2]), self.kernel, borrowed="tiles")
         for row in range(grid[0]):
             for column in range(grid[1]):
                 top, left = row * self.tile, column * self.tile
                 tiles.append(image[top : top + self.tile, left : left + self.tile])
-        return [*tiles, resize(image, self.tile, self.tile, self.kernel)]
+        return [*tiles, resize(image, self.tile, self.tile, self.kernel, borrowed="whole")]
 
     def _first_size(self, height: int, width: int) -> tuple[int, int]:
         """The longest edge as set, the other rounded up to an even number, then both within ``LONGEST_SIDE``."""

@@ -101,14 +101,14 @@ class InternVLProcessor:
 
     def _tiles(self, image: np.ndarray, grid: tuple[int, int]) -> list[np.ndarray]:
         down, across = grid
-        whole = resize(image, down * self.tile, across * self.tile, self.kernel)
+        whole = resize(image, down * self.tile, across * self.tile, self.kernel, borrowed="tiles")
         tiles = [
             whole[top : top + self.tile, left : left + self.tile]
             for top in range(0, down * self.tile, self.tile)
             for left in range(0, across * self.tile, self.tile)
         ]
         if self.thumbnail and len(tiles) > 1:
-            tiles.append(resize(image, self.tile, self.tile, self.kernel))
+            tiles.append(resize(image, self.tile, self.tile, self.kernel, borrowed="whole"))
         return tiles
 
 

@@ -123,7 +123,7 @@ class QwenVLProcessor:
         patches, grids = [], []
         for image in images:
             height, width = smart_resize(image.shape[0], image.shape[1], factor, self.min_pixels, self.max_pixels)
-            resized = resize(image, height, width, self.kernel)
+            resized = resize(image, height, width, self.kernel, borrowed="whole")
             patches.append(patchify(resized[None], self.patch, self.merge, self.temporal_patch, self.table))
             grids.append((1, height // self.patch, width // self.patch))
         counts = tuple(down * across // self.merge**2 for _, down, across in grids)

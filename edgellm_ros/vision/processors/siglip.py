@@ -47,7 +47,7 @@ class SiglipProcessor:
         check_images(images)
         pixels = np.empty((len(images), 3, self.height, self.width), self.table.dtype)
         for index, image in enumerate(images):
-            planes(resize(image, self.height, self.width, self.kernel), self.table, pixels[index])
+            planes(resize(image, self.height, self.width, self.kernel, borrowed="whole"), self.table, pixels[index])
         counts = (self.tokens_per_image,) * len(images)
         return ProcessedImages(
             inputs={"pixel_values": pixels},
