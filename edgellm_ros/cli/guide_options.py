@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--grammar", metavar="FILE", help="the answer matches the grammar in FILE (EBNF or Lark)")
     form.add_argument("--choice", action="append", default=[], metavar="STR", help="the answer is this; repeatable")
     parser.add_argument("--tools", metavar="FILE", help="functions that the model may call: a JSON list")
+    parser.add_argument("--tool-choice", default="auto", metavar="C", help="auto, required, or the name of a tool")
     parser.add_argument("--thinking", action="store_true", help="let the model reason first; shown on standard error")
 
 

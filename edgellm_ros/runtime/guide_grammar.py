@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from ..errors import MissingPackageError, RefusalCode, RequestError
 from ..json_values import shown
+from .structural_tag import ControlId, TaggedPart, structural_tag_grammar
 
 MAX_GUIDE_BYTES = 128 * 1024
 # Blanks between two parts of a JSON text. Without a bound, small models write blanks until their budget is used up.
@@ -25,7 +25,8 @@ class GuideKind(str, Enum):
     REGEX = "regex"  # the whole answer matches it
     EBNF = "ebnf"  # "root ::= ..." as llama.cpp writes it, or Lark with "start: ..."
     CHOICE = "choice"  # a JSON list of texts, or one text per line
-    STRUCTURAL_TAG = "structural_tag"  # free text with guided parts: JSON with "structures" and "triggers"
+    # Free text with guided parts: JSON with "structures" and "triggers"; "at_least_one": the parts alone.
+    STRUCTURAL_TAG = "structural_tag"
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,13 @@ def check_guide(guide: Guide) -> None:
     :raises RequestError: it is not; the sentence names the place.
     :raises MissingPackageError: llguidance is not installed.
     """
-    message = guidance_library().LLMatcher.validate_grammar(grammar_of(guide, lambda text: False))
+    message = guidance_library().LLMatcher.validate_grammar(grammar_of(guide, lambda text: None))
     if message and not message.startswith("WARNING"):
         raise complaint(guide, str(message).removeprefix("ERROR: "))
 
 
-def grammar_of(guide: Guide, is_control: Callable[[str], bool]) -> str:
-    """The grammar for llguidance; ``is_control`` says whether a text is that of a control token.
+def grammar_of(guide: Guide, control_id: ControlId) -> str:
+    """The grammar for llguidance; ``control_id`` gives the id of the control token with a text.
 
     :raises RequestError: the text is not what its kind says, with the position.
     """
@@ -108,7 +109,7 @@ def grammar_of(guide: Guide, is_control: Callable[[str], bool]) -> str:
     if guide.kind is GuideKind.CHOICE:
         return str(matcher.grammar_from_lark(_choice(guide.text)))
     if guide.kind is GuideKind.STRUCTURAL_TAG:
-        return _structural_tag(guide.text, is_control)
+        return _structural_tag(guide.text, control_id)
     schema = '{"type": "object"}'
     if guide.kind is GuideKind.JSON_SCHEMA:
         schema = guide.text
@@ -154,28 +155,27 @@ def _choice(text: str) -> str:
     return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in texts)
 
 
-def _structural_tag(text: str, is_control: Callable[[str], bool]) -> str:
-    from llguidance import StructTag
-
+def _structural_tag(text: str, control_id: ControlId) -> str:
     content = _json(text, "structural tag")
     try:
         triggers = [str(trigger) for trigger in content["triggers"]]
         structures = [(str(part["begin"]), part["schema"], str(part["end"])) for part in content["structures"]]
-    except (KeyError, TypeError) as error:
+        whole = [bool(content.get(name, False)) for name in ("at_least_one", "stop_after_first")]
+    except (KeyError, TypeError, AttributeError) as error:
         raise bad_guide(
             f'the structural tag has no usable {error}; want {{"structures": [{{"begin": "<f>", "schema": {{}}, '
             '"end": "</f>"}], "triggers": ["<f"]}.'
         ) from None
-    tags = []
+    parts = []
     for begin, schema, end in structures:
         trigger = next((trigger for trigger in triggers if trigger and begin.startswith(trigger)), None)
         if trigger is None or not isinstance(schema, dict):
             what = "no trigger that it begins with" if trigger is None else "a schema that is no object"
             raise bad_guide(f"the structure that begins with {begin!r} has {what}; add one.")
-        tags.append(StructTag(trigger=trigger, begin=begin, grammar=schema, end=end))
-    if not tags:
+        parts.append(TaggedPart(trigger, begin, schema, end))
+    if not parts:
         raise bad_guide("the structural tag has no structures; want at least one.")
-    return str(StructTag.to_grammar(tags, assume_special=all(is_control(tag.trigger) for tag in tags)))
+    return structural_tag_grammar(parts, control_id, _BLANKS, only_parts=whole[0], one=whole[1])
 
 
 _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): (.*)", re.DOTALL)

@@ -68,7 +68,7 @@ class GuideCompiler:
                 return known
             if self._table is None:
                 self._table = self._token_table(library)
-            matcher = library.LLMatcher(self._table, grammar_of(guide, self._is_control), log_level=0)
+            matcher = library.LLMatcher(self._table, grammar_of(guide, self._control_id), log_level=0)
             if matcher.is_error():
                 raise complaint(guide, matcher.get_error())
             self._compiled[guide] = matcher
@@ -76,9 +76,9 @@ class GuideCompiler:
                 self._compiled.popitem(last=False)
             return matcher
 
-    def _is_control(self, text: str) -> bool:
+    def _control_id(self, text: str) -> int | None:
         token_id = self._tokenizer.token_id(text)
-        return token_id is not None and self._tokenizer.is_control(token_id)
+        return token_id if token_id is not None and self._tokenizer.is_control(token_id) else None
 
     def _token_table(self, library: Any) -> Any:
         ends = list(self._end_ids) or [self._vocab_size]  # an engine without an end id gets one that cannot be drawn

@@ -20,6 +20,7 @@ from .replay_tail import derive_replay_tail, system_text
 from .request import LLMGenerationRequest, LLMGenerationResponse
 from .tokenizer import Tokenizer
 from .tool_calls import resolve_format
+from .tool_guide import with_tool_choice
 
 MAX_INPUT_BYTES = 10**6  # text of all messages of a request
 
@@ -137,6 +138,8 @@ class LLMInferenceRuntime:
             prompt_media(item.messages, prompt_ids, vision, self.tokenizer.token_id)
             for item, prompt_ids in zip(placed.requests, ids, strict=True)
         ]
+        template = self.tokenizer.chat_template if request.apply_chat_template else None
+        form = resolve_format(request.tool_format, bool(request.tools), template.source if template else "")
         return dataclasses.replace(
             placed,
             media=media,
@@ -144,15 +147,11 @@ class LLMInferenceRuntime:
             pre_tokenized_input_ids=ids,
             formatted_requests=list(formatted),
             control_token_counts=list(counts),
-            tool_format=self._tool_format(request),
+            tool_format=form.name if form is not None else "",
+            requests=with_tool_choice(placed, form),
             system_prompts=list(system),
             context_cache_replay_tail_length=max(0, tail),
         )
-
-    def _tool_format(self, request: LLMGenerationRequest) -> str:
-        template = self.tokenizer.chat_template if request.apply_chat_template else None
-        form = resolve_format(request.tool_format, bool(request.tools), template.source if template else "")
-        return form.name if form is not None else ""
 
     def handle_request(
         self,

@@ -84,7 +84,7 @@ class RankModel:
         except BaseException:
             self._engine.close()
             raise
-        self.executor.media.encode = vision.encode
+        self.executor.media.encode = self.admission.stage_times.timed("vision_encoder", vision.encode)
         bos = special_token_names(self.tokenizer.configuration).get("bos_token", "")
         start = bos if directory.tower.blocks == "prompt" else ""
         self.tokenizer.media_format = MediaFormat(vision.image_mark, vision.video_mark, start)
@@ -168,7 +168,10 @@ class RankModel:
         return self._reuse.context_cache is None and len(self._reuse.system_prompts) > 0
 
     def get_stage_times(self) -> dict[str, StageTime]:
-        """How long ``llm_prefill`` and ``llm_generation`` take, by engine call; what never ran is left out."""
+        """How long ``llm_prefill``, ``llm_generation`` and ``vision_encoder`` take; what never ran is left out.
+
+        Prompts run in chunks, and each is a run; the images that a chunk needs are encoded in its time.
+        """
         return self.admission.stage_times.values()
 
     def get_spec_decode_generation_metrics(self) -> SpecDecodeGenerationMetrics:

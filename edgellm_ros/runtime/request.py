@@ -231,6 +231,7 @@ class LLMGenerationRequest:
     lora_weights_name: str = ""
     save_system_prompt_kv_cache: bool = False
     tools: Sequence[Mapping[str, Any]] = ()  # functions that the model may call, as the chat template takes them
+    tool_choice: str = "auto"  # required: the answer is one call or more; the name of a tool: one call of it
     tool_format: str = ""  # how its calls are written: hermes, llama3, mistral; empty: as its template says
     apply_chat_template: bool = True
     add_generation_prompt: bool = True

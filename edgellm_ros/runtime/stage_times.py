@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
+_Given = TypeVar("_Given")
+_Made = TypeVar("_Made")
 _KEPT = 512  # of each stage, for the spread
 
 
@@ -50,6 +55,17 @@ class StageTimes:
         if stage not in self._last:
             self._last[stage] = deque(maxlen=_KEPT)
         self._last[stage].append(seconds)
+
+    def timed(self, stage: str, work: Callable[[_Given], _Made]) -> Callable[[_Given], _Made]:
+        """``work``, every call of which is a run of the stage."""
+
+        def run(given: _Given) -> _Made:
+            start = time.monotonic()
+            made = work(given)
+            self.record(stage, time.monotonic() - start)
+            return made
+
+        return run
 
     def values(self) -> dict[str, StageTime]:
         """All stages that ran."""

@@ -90,10 +90,14 @@ def given_ids(*indices: int) -> LLMGenerationRequest:
     )
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
-def test_every_family_gives_the_same_in_mixed_calls(family):
+CASES = [(family, "onnxruntime") for family in TINY_FAMILIES]
+CASES += [(family, lowering) for family in ("llama-3", "gemma3") for lowering in family_engines.LOWERINGS[1:]]
+
+
+@pytest.mark.parametrize(("family", "lowering"), CASES)
+def test_every_family_gives_the_same_in_mixed_calls(family, lowering):
     """Joiners whose prompts run in calls of their own, or together with the rows that decode."""
-    path = family_engines.engine(family, "onnxruntime")
+    path = family_engines.engine(family, lowering)
     found = {}
     for name, options in {
         "alone": None,

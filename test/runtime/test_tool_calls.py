@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runtime_helpers import answer, check_stream, drain, fake_runtime, request, stepped
+from runtime_helpers import answer, check_stream, drain, fake_runtime, item, request, stepped
+from tokenizers_for_tests import CHATML_TOKENS, byte_level
 
 from edgellm_ros.backends.fake import FakeScript
 from edgellm_ros.errors import RefusalCode, RequestError
 from edgellm_ros.runtime.chat_template import ChatTemplate
-from edgellm_ros.runtime.request import LLMGenerationResponse, Message, Request, ToolCall
+from edgellm_ros.runtime.guide_grammar import Guide
+from edgellm_ros.runtime.guided import GuideCompiler
+from edgellm_ros.runtime.reasoning import ReasoningRules
+from edgellm_ros.runtime.request import (
+    FinishReason,
+    LLMGenerationResponse,
+    Message,
+    Request,
+    SamplingParameters,
+    ToolCall,
+)
 from edgellm_ros.runtime.streaming import StreamChannel
+from edgellm_ros.runtime.tokenizer import Tokenizer
 from edgellm_ros.runtime.tool_calls import FORMATS, HERMES, LLAMA3, MISTRAL, ToolCallParser, format_of_template
+from edgellm_ros.runtime.tool_guide import tool_guide
 
 GRIP = {"name": "grip", "description": "Close the hand.", "parameters": {"type": "object", "properties": {}}}
 CALL = '<tool_call>\n{"name": "grip", "arguments": {"force": 2}}\n</tool_call>'
@@ -190,3 +204,64 @@ def test_a_template_that_knows_no_tools_is_named(tmp_path):
     with fake_runtime(tmp_path) as runtime, pytest.raises(RequestError) as raised:
         runtime.prepare(request(Request((Message("user", "hi"),)), tools=[GRIP]))
     assert raised.value.code is RefusalCode.UNSUPPORTED
+
+
+LIFT = {"name": "lift", "parameters": {"type": "object", "properties": {"height": {"type": "integer", "maximum": 99,
+        "minimum": 0}}, "required": ["height"]}}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("choice", "names"), [("required", {"grip", "lift"}), ("lift", {"lift"})])
+def test_a_required_call_is_made_and_valid(tmp_path, form, choice, names):
+    """The engine would say anything; the answer is calls that fit their schemas and nothing else."""
+    pytest.importorskip("llguidance")
+    with fake_runtime(tmp_path, FakeScript(mode="seeded", peak=3.0)) as runtime:
+        runtime.tokenizer.chat_template = ChatTemplate(TEMPLATE)
+        for seed in range(4):
+            asked = request(
+                "hi",
+                tools=[GRIP, LIFT],
+                tool_choice=choice,
+                tool_format=form,
+                sampling=SamplingParameters(temperature=1.0),
+                sampling_seed=seed,
+                max_generate_length=300,
+            )
+            response = answer(runtime, asked)
+            assert response.finish_reasons == [FinishReason.END_ID], response.output_texts
+            calls = response.tool_calls[0]
+            assert calls and response.output_texts == [""] and {call.name for call in calls} <= names
+            assert all(0 <= json.loads(call.arguments)["height"] <= 99 for call in calls if call.name == "lift")
+
+
+def test_markers_of_calls_are_their_tokens_where_the_vocabulary_has_them():
+    pytest.importorskip("llguidance")
+    tokenizer = Tokenizer(byte_level(CHATML_TOKENS, ["<tool_call>", "</tool_call>"]))
+    end = tokenizer.token_id("<|im_end|>")
+    compiler = GuideCompiler(tokenizer, tokenizer.vocab_size, (end,), ReasoningRules(tokenizer))
+    guide = compiler.start(tool_guide([GRIP], HERMES, "grip"), (), False)
+    opening = tokenizer.token_id("<tool_call>")
+    assert np.flatnonzero(np.unpackbits(guide.take_mask().view(np.uint8), bitorder="little")).tolist() == [opening]
+    body = tokenizer.encode('\n{"name": "grip", "arguments": {}}\n')
+    for token in (opening, *body, tokenizer.token_id("</tool_call>"), end):
+        guide.take_mask()
+        assert guide.accept(token)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"tools": [GRIP], "tool_choice": "fly"}, "the name of a tool (grip)"),
+        ({"tool_choice": "required"}, "no tool is given"),
+        ({"tool_choice": "fly"}, "no tool is given"),
+    ],
+)
+def test_a_choice_that_cannot_be_is_refused(tool_runtime, fields, words):
+    assert not tool_runtime.handle_request(request("hi", **fields), LLMGenerationResponse())
+    assert words in tool_runtime.last_refusal.message
+
+
+def test_a_choice_goes_with_no_other_guide(tool_runtime):
+    asked = request(item("hi", guided_decoding=Guide.choice("a")), tools=[GRIP], tool_choice="required")
+    assert not tool_runtime.handle_request(asked, LLMGenerationResponse())
+    assert "a guide of its own" in tool_runtime.last_refusal.message

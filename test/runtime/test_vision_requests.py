@@ -132,6 +132,7 @@ def test_text_images_and_videos_answer_as_transformers(opened, family, lowering)
     check(run(runtime, rows), rows)  # a ragged batch
     metrics = runtime.rank.get_multimodal_metrics()
     assert metrics.total_images == 2 * sum(len(row["images"]) for row in rows)
+    assert runtime.rank.get_stage_times()["vision_encoder"].count == metrics.total_images
     assert metrics.total_image_tokens == 2 * sum(token_count(family, seed) for row in rows for seed in row["images"])
 
 
