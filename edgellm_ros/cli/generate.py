@@ -177,6 +177,7 @@ def _request(arguments: argparse.Namespace, messages: Sequence[Any]) -> Any:
         num_logprobs=arguments.logprobs,
         stream_channels=(StreamChannel(),),
         pre_tokenized_input_ids=ids,
+        visual_pruner=media_options.pruner_from(arguments),
         context_cache_replay_tail_length=DERIVE_REPLAY_TAIL,
     )
 
@@ -214,6 +215,7 @@ def _report(runtime: Any, prepared: Any, response: Any) -> dict[str, Any]:
         "reused_tokens": response.reused_token_counts[0],
         "output_ids": response.output_ids[0],
         **media_options.media_report(prepared),
+        **media_options.pruning_report(response),
         "text": response.output_texts[0],
         "reasoning": response.reasoning_texts[0],
         "tool_calls": [

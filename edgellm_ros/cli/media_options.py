@@ -22,6 +22,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--video-frames", type=int, default=8, metavar="N", help="of each video, evenly spaced (default: %(default)s)"
     )
+    parser.add_argument(
+        "--pruner-ratio",
+        type=float,
+        metavar="R",
+        help="leave out this share of each image's tokens, those most like others; above 0, below 1",
+    )
+
+
+def pruner_from(arguments: argparse.Namespace) -> Any:
+    """The pruner's settings; None where the option is not given.
+
+    :raises RequestError: the ratio is out of range.
+    """
+    from ..vision.pruner import VisualPrunerConfig
+
+    if arguments.pruner_ratio is None:
+        return None
+    try:
+        return VisualPrunerConfig(enabled=True, reduction_ratio=arguments.pruner_ratio)
+    except RequestError:
+        raise RequestError(
+            f"--pruner-ratio is {arguments.pruner_ratio:g}; want a number above 0 and below 1."
+        ) from None
+
+
+def pruning_report(response: Any) -> dict[str, Any]:
+    """What became of visual tokens, for the JSON report; empty without images."""
+    report = response.pruning[0] if response.pruning else None
+    if report is None or not report.before:
+        return {}
+    return {"visual_pruning": {"outcome": report.outcome.value, "before": report.before, "after": report.after}}
 
 
 def first_turn(arguments: argparse.Namespace, vision: Any) -> list[Any]:

@@ -131,3 +131,25 @@ def test_what_cannot_be_seen_is_refused_in_a_sentence(built, files, capsys, monk
     (files / "config.json").write_text("{}")
     assert main(["generate", engine, *options]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_the_pruner_leaves_tokens_out_or_says_why_not(built, files, capsys):
+    prompt = ("--prompt", "what", "--image", str(files / "a.jpg"), "--image", str(files / "b.png"))
+    qwen = built("qwen2_vl")
+    whole = report(capsys, qwen, *prompt)
+    pruned = report(capsys, qwen, *prompt, "--pruner-ratio", "0.75")
+    assert whole["visual_pruning"] == {
+        "outcome": "off",
+        "before": whole["image_tokens"],
+        "after": whole["image_tokens"],
+    }
+    assert pruned["visual_pruning"]["outcome"] == "applied"
+    assert pruned["visual_pruning"]["after"] < pruned["visual_pruning"]["before"] == whole["image_tokens"]
+    windowed = report(capsys, built("gemma3"), *prompt, "--pruner-ratio", "0.75")
+    assert windowed["visual_pruning"] == {"outcome": "sliding_window", "before": 18, "after": 18}
+
+
+@pytest.mark.parametrize("ratio", ["0", "1", "-0.5", "nan"])
+def test_a_ratio_that_is_none_is_refused(built, files, capsys, ratio):
+    assert main(["generate", built("qwen2_vl"), "--prompt", "what", f"--pruner-ratio={ratio}"]) != 0
+    assert "--pruner-ratio is" in capsys.readouterr().err

@@ -39,6 +39,9 @@ def answer(model: Any, family: str, prompt: list[int], seeds: list[int]) -> dict
             given["pixel_values"] = pixels[None] if family == "smolvlm" else pixels
             given["position_ids"] = torch.arange(length)[None]
         seen = torch.tril(torch.ones(length, length, dtype=torch.bool))
+        if family == "paligemma":  # its prompt sees itself in both directions
+            seen[: len(prompt), : len(prompt)] = True
+            given["token_type_ids"] = (torch.arange(length) >= len(prompt)).int()[None]
         seen[:, gone] = False
         seen[gone, gone] = True
         mask = torch.zeros(length, length).masked_fill(~seen, torch.finfo(torch.float32).min)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-FAMILIES = ("smolvlm", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+FAMILIES = ("smolvlm", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "paligemma")
 
 
 def dropped(prompt: Sequence[int], image_token: int) -> list[int]:

@@ -197,7 +197,7 @@ class InternTower:
         matrix, bias = (
             rows_times(layers.weights[f"{prefix}{name}.{kind}"], scale, read) for kind in ("weight", "bias")
         )
-        return layers.product(x, matrix, bias)
+        return layers.product(x, matrix, bias, uneven=name == "mlp.fc2")
 
 
 def _block(config: Mapping[str, Any]) -> int:

@@ -155,7 +155,7 @@ class SiglipTower:
         x = graph.add(x, layers.linear(y, f"{prefix}self_attn.out_proj"))
         y = layers.layer_norm(x, f"{prefix}layer_norm2", self.epsilon)
         y = layers.activation(layers.linear(y, f"{prefix}mlp.fc1"), self.activation)
-        return graph.add(x, layers.linear(y, f"{prefix}mlp.fc2"))
+        return graph.add(x, layers.linear(y, f"{prefix}mlp.fc2", uneven=True))
 
     def _connect(self, layers: Layers, x: Value) -> Value:
         hidden, weights = self.hidden_size, layers.weights
