@@ -12,14 +12,20 @@ _RESET = "\033[0m"
 
 
 def picture_lines(pictures: Sequence[Any], width: int = 48) -> list[str]:
-    """Square uint8 RGB pictures [n,n,3] side by side, each ``width`` characters wide and half as many lines high."""
-    import cv2
-
-    rows = np.concatenate([cv2.resize(p, (width, width), interpolation=cv2.INTER_AREA) for p in pictures], axis=1)
+    """Square uint8 RGB pictures [n,n,3] side by side, each at most ``width`` characters wide and half as many high."""
+    rows = np.concatenate([_smaller(picture, width) for picture in pictures], axis=1)
     return [
         "".join(_colours(upper, lower) + _BLOCK for upper, lower in zip(rows[y], rows[y + 1], strict=True)) + _RESET
-        for y in range(0, width - width % 2, 2)
+        for y in range(0, len(rows) - len(rows) % 2, 2)
     ]
+
+
+def _smaller(picture: Any, width: int) -> Any:
+    """Blocks of pixels become their mean."""
+    factor = -(-len(picture) // width)
+    side = len(picture) // factor
+    blocks = picture[: side * factor, : side * factor].reshape(side, factor, side, factor, 3)
+    return blocks.mean(axis=(1, 3)).astype(np.uint8)
 
 
 def _colours(upper: Any, lower: Any) -> str:
