@@ -86,7 +86,7 @@ def test_the_tabletop_is_a_world_and_a_node_whose_trajectories_it_follows() -> N
     world, node = tabletop_specs({"engine_dir": "/e", "seed": "3", "rate": "5", "splice": "blend"}, {})
     assert (world.executable, world.module) == ("tabletop_world", "edgellm_ros.tabletop.world_node")
     assert world.parameters == {"seed": 3, "real_time_factor": 1.0, "simulated_time": True}
-    assert ["-r", "action_trajectory:=joint_trajectory"] == node.arguments()[3:5]
+    assert node.arguments()[3:5] == ["-r", "action_trajectory:=joint_trajectory"]
     assert 'cameras:=["top", "angled"]' in node.arguments() and "action.rate:=5.0" in node.arguments()
     assert set(node.parameters) - {"use_sim_time"} <= set(schema().by_name)
     _, node = tabletop_specs({"engine_dir": "/e", "simulated_time": "false"}, {})
