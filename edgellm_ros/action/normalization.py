@@ -31,6 +31,7 @@ class EpsilonRule(str, Enum):
     ALWAYS = "always"
     FORWARD = "forward"  # only from robot units to the network's
     WHERE_ZERO = "where_zero"  # instead of a range that is 0
+    MIDDLE = "middle"  # nowhere: a range that is 0 becomes 0, the middle (GR00T)
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Normalization:
     high: tuple[float, ...] = ()
     epsilon: float = 0.0
     rule: EpsilonRule = EpsilonRule.ALWAYS
-    clip: bool = False  # inputs beyond the range become -1 and 1
+    clip: bool = False  # the network's numbers are held within -1 and 1, in both directions
 
     def __post_init__(self) -> None:
         try:
@@ -81,6 +82,8 @@ class Normalization:
         scaled = (x - np.array(self.low, dtype=np.float32)) / self._divisor(forward=True)
         if self.kind is NormalizationKind.RANGE:
             scaled = scaled * np.float32(2) - np.float32(1)
+        if self.rule is EpsilonRule.MIDDLE:
+            scaled = np.where(np.array(self._ranges()) == 0, np.float32(0), scaled)
         result: np.ndarray = np.clip(scaled, -1, 1) if self.clip else scaled
         return result
 
@@ -92,6 +95,8 @@ class Normalization:
         x = self._checked(values)
         if self.kind is NormalizationKind.IDENTITY:
             return x
+        if self.clip:
+            x = np.clip(x, -1, 1)
         if self.kind is NormalizationKind.RANGE:
             x = (x + np.float32(1)) / np.float32(2)
         result: np.ndarray = x * self._divisor(forward=False) + np.array(self.low, dtype=np.float32)
@@ -115,6 +120,8 @@ class Normalization:
         epsilon = np.float32(self.epsilon)
         if self.rule is EpsilonRule.WHERE_ZERO:
             return np.where(divisor == 0, epsilon, divisor)
+        if self.rule is EpsilonRule.MIDDLE:
+            return np.where(divisor == 0, np.float32(1), divisor) if forward else divisor
         return divisor + epsilon if forward or self.rule is EpsilonRule.ALWAYS else divisor
 
     def to_json(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from ..errors import EngineDirectoryError, ObservationError, PolicyError
 from ..json_values import finite_number, plain_text, read_json, shown, whole_number
 from .normalization import Normalization
 from .solver import MAX_DENOISE_STEPS, FlowDirection
+from .time_embedding import Waves
 
 ACTION_DIRECTORY = "action"
 POLICY_FILE = "policy.json"
@@ -146,16 +147,20 @@ class PolicyManifest:
     state_input: StateInput
     suffix_mask: SuffixMask
     denoise_steps: int
-    time_width: int = 0  # of the sines and cosines of t; 0: the engine takes t itself
-    time_periods: tuple[float, float] = (4e-3, 4.0)  # shortest and longest of them
+    time_waves: tuple[Waves, ...] = ()  # the sines and cosines of t that the engine takes
     text_scale: float = 1.0  # of the token table's rows
     rope_theta: float = 10_000.0  # of the rotations that the prefix and the actions are given
+    rope_section: tuple[int, ...] = ()  # frequencies by axis where positions have three, taken in turn
     head_dim: int = 0
     time_buckets: int = 0
     prompt_tokens: int = 48
     prompt_format: str = "{task}\n"
     delta_dimensions: tuple[int, ...] = ()  # actions that are given relative to the state at the same index
     max_denoise_steps: int = MAX_DENOISE_STEPS
+    network_rows: int = 0  # that the network denoises; those behind the horizon are not used; 0: the horizon
+    image_crop: float = 1.0  # share of either side that is kept around the middle of a picture
+    plain_words: bool = False  # the task is read in small letters without signs
+    embodiment: str = ""  # which of a checkpoint's robots this is
     fingerprint: str = ""
 
     def __post_init__(self) -> None:
@@ -167,10 +172,17 @@ class PolicyManifest:
             whole_number("prompt_tokens", self.prompt_tokens, 0)
             whole_number("image_tokens", self.image_tokens, 0)
             whole_number("empty_cameras", self.empty_cameras, 0, 16)
-            whole_number("time_width", self.time_width, 0)
             whole_number("head_dim", self.head_dim, 0)
-            for name, value in zip(("shortest", "longest"), self.time_periods, strict=True):
-                finite_number(f"the {name} of time_periods", value)
+            for wave in self.time_waves:
+                whole_number("the count of time_waves", wave.count, 1, 1 << 16)
+                for value in (wave.first, wave.last, wave.scale):
+                    if not finite_number("a number of time_waves", value) > 0:
+                        raise ValueError(f"a number of time_waves is {value}; want one above 0")
+            for size in self.rope_section:
+                whole_number("rope_section", size, 0)
+            whole_number("network_rows", self.network_rows or self.horizon, self.horizon, 4096)
+            if not 0 < finite_number("image_crop", self.image_crop) <= 1:
+                raise ValueError(f"image_crop is {self.image_crop}; want a share above 0, to 1")
             finite_number("rope_theta", self.rope_theta)
             finite_number("text_scale", self.text_scale)
             for size in self.image_size:
@@ -186,6 +198,11 @@ class PolicyManifest:
             raise PolicyError(
                 f"{POLICY_FILE}: delta_dimensions is {self.delta_dimensions}; want indices of state and action."
             )
+
+    @property
+    def rows(self) -> int:
+        """That the network denoises."""
+        return self.network_rows or self.horizon
 
     def camera(self, name: str) -> CameraSlot | None:
         """The slot of that name, full or last component."""
@@ -243,9 +260,10 @@ class PolicyManifest:
             )
             for key, kind in _ENUMS.items():
                 found[key] = kind(found[key])
-            for key in ("image_size", "delta_dimensions", "time_periods"):
+            for key in ("image_size", "delta_dimensions", "rope_section"):
                 found[key] = tuple(found[key])
-            for key in ("family", "policy", "prompt_format", "fingerprint"):
+            found["time_waves"] = tuple(Waves(**wave) for wave in found["time_waves"])
+            for key in ("family", "policy", "prompt_format", "embodiment", "fingerprint"):
                 found[key] = str(found[key])
             return cls(**found)
         except PolicyError:

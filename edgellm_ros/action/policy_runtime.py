@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +15,12 @@ from ..backends.registry import open_backend
 from ..engine_format import open_engine_directory
 from ..errors import ObservationError, RefusalCode, RequestError
 from ..runtime.tokenizer import Tokenizer
-from ..vision.processors.letterbox import LetterboxProcessor
 from .chunk import NANOSECONDS, ActionChunk, check_finite
+from .context_engines import ContextEngines
 from .noise import DEFAULT_NOISE_SEED, NoiseStream, check_noise_seed, noise_digest, standard_normal
 from .observation import Observation, check_images, check_state
 from .policy_engines import PolicyEngines
-from .policy_manifest import ACTION_DIRECTORY, ImageFit, PolicyManifest, read_policy_manifest
+from .policy_manifest import ACTION_DIRECTORY, Handoff, PolicyManifest, read_policy_manifest
 from .prompt import prompt_text
 from .solver import FlowSchedule, RealTimeChunking
 from .time_embedding import sinusoids
@@ -43,10 +44,11 @@ class PolicyRuntime:
             open_backend(backend, threads=threads, directory=directory) if isinstance(backend, str) else backend
         )
         self.tokenizer = Tokenizer.from_directory(self.path)
-        height, width = self.manifest.image_size
-        centred = self.manifest.image_fit is ImageFit.PAD_CENTRE
-        self._fit = LetterboxProcessor(height, width, centred, self.manifest.image_tokens)
-        self._engines = PolicyEngines(self.path, self.manifest, self._backend)
+        self._engines: PolicyEngines | ContextEngines
+        if self.manifest.handoff is Handoff.CONTEXT:
+            self._engines = ContextEngines(self.path, self.manifest, self._backend, self.tokenizer)
+        else:
+            self._engines = PolicyEngines(self.path, self.manifest, self._backend)
         self._schedules: dict[int, tuple[FlowSchedule, list[Tensor]]] = {}
         self._prompts: dict[str, list[int]] = {}
         self.noise_seed = DEFAULT_NOISE_SEED
@@ -80,8 +82,9 @@ class PolicyRuntime:
         if not task.strip():
             raise RequestError("the task is empty; say what the robot is to do.", RefusalCode.EMPTY_PROMPT)
         text = prompt_text(self.manifest, task, state)
+        framed = self.manifest.handoff is not Handoff.CONTEXT  # else the engines put the task between its marks
         if text not in self._prompts:
-            ids = self.tokenizer.encode(text, add_special_tokens=True, allow_control=False)
+            ids = self.tokenizer.encode(text, add_special_tokens=framed, allow_control=False)
             if len(ids) > self.manifest.prompt_tokens:
                 raise RequestError(
                     f"the task has {len(ids)} tokens; the policy takes {self.manifest.prompt_tokens}: say it in "
@@ -122,12 +125,12 @@ class PolicyRuntime:
         seed = self.noise_seed if noise_seed is None else check_noise_seed(noise_seed)
         x0 = self._starting_noise(seed, noise, stream)
         schedule, times = self._schedule(denoise_steps)
-        processed = self._fit.process([image for _, image in pictures]).inputs["pixel_values"]
+        processed: Any = self._engines.fit([image for _, image in pictures])
         fitted = time.perf_counter()
         self._engines.encode_images(processed)
         self._backend.synchronize()
         seen = time.perf_counter()
-        self._engines.run_prefix(len(pictures), ids, manifest.state.pad(normalised))
+        self._engines.run_prefix(ids, manifest.state.pad(normalised))
         self._backend.synchronize()
         read = time.perf_counter()
         target = None if committed is None else self._committed(committed, state)
@@ -155,7 +158,7 @@ class PolicyRuntime:
         )
 
     def _starting_noise(self, seed: int, noise: np.ndarray | None, stream: NoiseStream) -> np.ndarray:
-        shape = (self.manifest.horizon, self.manifest.action.padded)
+        shape = (self.manifest.rows, self.manifest.action.padded)
         if noise is None:
             return standard_normal(seed, shape, stream)
         given = np.asarray(noise, dtype=np.float32)
@@ -174,7 +177,8 @@ class PolicyRuntime:
             )
         if count not in self._schedules:
             schedule = FlowSchedule(manifest.direction, count, manifest.time_buckets)
-            table = sinusoids(schedule.times(), manifest.time_width, manifest.time_periods)
+            moments = schedule.network_times() if manifest.time_buckets else schedule.times()
+            table = sinusoids(moments, manifest.time_waves)
             tensors = [self._engines.time_tensor(row) for row in table]
             if len(self._schedules) >= _KEPT_SCHEDULES:
                 self._schedules.pop(next(iter(self._schedules)))
@@ -203,7 +207,7 @@ class PolicyRuntime:
                 guided = chunking.guide(velocity, state, float(moment), committed, schedule.direction)
                 engines.velocity.write(guided[None].astype(np.float32))
             backend.euler_step(engines.state, engines.velocity, schedule.step)
-        return np.array(engines.state.numpy()[0, :, : self.manifest.action.width])
+        return np.array(engines.state.numpy()[0, : self.manifest.horizon, : self.manifest.action.width])
 
     def _committed(self, rows: np.ndarray, state: np.ndarray) -> np.ndarray:
         """Robot units as the network's numbers, float32 [n,padded]."""

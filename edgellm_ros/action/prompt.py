@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import ObservationError
-from .policy_manifest import PolicyManifest, StateInput
+from .policy_manifest import Handoff, PolicyManifest, StateInput
 
 STATE_BINS = 256
 
@@ -21,6 +21,10 @@ def prompt_text(manifest: PolicyManifest, task: str, state: np.ndarray | None) -
 
     :raises ObservationError: the policy reads its state as words, and there is none.
     """
+    if manifest.plain_words:
+        task = "".join(sign for sign in task.lower() if sign.isalnum() or sign.isspace() or sign == "_")
+    if manifest.handoff is Handoff.CONTEXT:
+        return task
     if manifest.state_input is not StateInput.PROMPT_BINS:
         return manifest.prompt_format.format(task=task.rstrip("\n"))
     if state is None:

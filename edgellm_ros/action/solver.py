@@ -56,8 +56,8 @@ class FlowSchedule:
 
     def times(self) -> np.ndarray:
         """float64 [steps]: t at which each step's velocity is taken."""
-        start = 0.0 if self.direction is FlowDirection.UP else 1.0
-        return start + np.arange(self.steps) * self.step
+        done = np.arange(self.steps) / self.steps
+        return done if self.direction is FlowDirection.UP else 1.0 - done
 
     def network_times(self) -> np.ndarray:
         """float32 [steps]: what the network is given, buckets where it takes them."""

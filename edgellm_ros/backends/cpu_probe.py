@@ -15,6 +15,7 @@ from .base import DataType, EngineCapabilities
 from .cpu_engine import CPUEngine
 from .engine_tensors import is_language_model
 from .host_tensor import HostTensor, aligned_zeros
+from .integer_probe import check_integer_products
 from .onnx_bytes import FLOAT, INT32, one_node_model
 from .probe_tokens import CAPACITY, ProbeTokens, Row, allowed_error
 
@@ -30,6 +31,7 @@ def probe(engine: CPUEngine) -> EngineCapabilities:
     """
     details = {"onnxruntime": str(onnxruntime.__version__)}
     window = _probe_window(engine, details)
+    check_integer_products(engine.metadata, details)
     ragged = False
     if is_language_model(engine.inputs, engine.outputs):
         ragged = _LanguageProbe(engine).run(details)

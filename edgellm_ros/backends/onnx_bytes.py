@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-FLOAT, INT32 = 1, 6
+FLOAT, UINT8, INT8, INT32 = 1, 2, 3, 6
 
 
 def _varint(value: int) -> bytes:

@@ -183,6 +183,8 @@ def plan_build(
     vision = policy = None
     tower_precision = find_vision_precision(vision_precision_name, precision)
     if isinstance(checkpoint, PolicyCheckpoint):
+        if lora is not None:
+            raise CheckpointError("room for adapters is asked for in a policy, which has none; leave lora_rank out.")
         policy = plan_policy(checkpoint, target, tower_precision, policy_settings)
         vision = plan_vision(policy.language.vision, target, tower_precision, policy.language.tower)
         checkpoint = policy.language.text

@@ -69,15 +69,15 @@ def plan_policy(
 
     :raises CheckpointError: the policy is of a kind that is not built, or a file is missing or disagrees with another.
     """
-    family = find_family(checkpoint.kind)
-    model = family.parse(checkpoint)
+    family, settings = find_family(checkpoint.kind), settings or PolicySettings()
+    model = family.parse(checkpoint, settings)
     weights = _weights(checkpoint, family, model.tensors())
     graphs = {}
     for name, build in family.graphs.items():
         graph = Graph(lowering, precision, 0)
         build(Layers(graph, weights), model)
         graphs[name] = graph, lay_out(graph, name.removesuffix(".onnx"), f"{name}.data")
-    manifest = family.manifest(checkpoint, model, settings or PolicySettings())
+    manifest = family.manifest(checkpoint, model, settings)
     return PolicyPlan(graphs, manifest, family.language(checkpoint, model))
 
 

@@ -1,4 +1,4 @@
-"""A policy checkpoint of lerobot: its weights, its language model seen as a checkpoint of its own, its statistics."""
+"""A policy checkpoint: its weights, its language model seen as a checkpoint of its own, its statistics."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from .safetensors_file import SafetensorsFile
 
 LANGUAGE_FOLDER = "vlm"
 ROOT = "model."
+RAW_KINDS = ("Gr00tN1d7",)  # of checkpoints that are not lerobot's, by their model_type
+RAW_FILES = ("statistics.json", "embodiment_id.json", "processor_config.json")
+PREPROCESSOR = "preprocessor_config.json"
 PIPELINES = {"observation.state": "policy_preprocessor.json", "action": "policy_postprocessor.json"}
 STEPS = ("normalizer_processor", "unnormalizer_processor")
 
@@ -30,11 +33,12 @@ _MODES = {
 
 
 def is_policy(path: Path) -> bool:
-    """Whether a folder holds a policy of lerobot: its configuration has a type and features."""
+    """Whether a folder holds a policy: its configuration has lerobot's type and features, or is of a known kind."""
     if not (path / CONFIG).is_file():
         return False
     config = read_json_object(path / CONFIG)
-    return isinstance(config.get("type"), str) and "output_features" in config
+    lerobot = isinstance(config.get("type"), str) and "output_features" in config
+    return lerobot or config.get("model_type") in RAW_KINDS
 
 
 class PartCheckpoint:
@@ -83,8 +87,8 @@ class PolicyCheckpoint(HuggingFaceCheckpoint):
 
     @property
     def kind(self) -> str:
-        """The policy's type: smolvla, pi0, ..."""
-        return str(self.config.get("type"))
+        """The policy's type: smolvla, pi0, Gr00tN1d7, ..."""
+        return str(self.config.get("type") or self.config.get("model_type"))
 
     @property
     def root(self) -> str:
@@ -133,7 +137,8 @@ class PolicyCheckpoint(HuggingFaceCheckpoint):
     def digest(self, progress: Callable[[int], None] | None = None) -> str:
         """See ``Checkpoint.digest``; statistics and the language model's configuration count too."""
         checksum = hashlib.sha256(super().digest(progress).encode())
-        for file in sorted([*self.path.glob("policy_*"), self.path / LANGUAGE_FOLDER / CONFIG]):
+        beside = [self.path / LANGUAGE_FOLDER / name for name in (CONFIG, PREPROCESSOR)]
+        for file in sorted([*self.path.glob("policy_*"), *map(self.path.joinpath, RAW_FILES), *beside]):
             if file.is_file():
                 checksum.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
         return checksum.hexdigest()

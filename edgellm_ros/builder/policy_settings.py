@@ -5,6 +5,7 @@
     meaning: joint_position        # joint_delta, delta_pose, twist, acceleration_curvature
     step_time: 0.0333              # seconds from one action to the next
     optional_cameras: [wrist]      # which the policy can do without
+    embodiment: libero_sim         # which robot, where a checkpoint is for several
     state: {names: [shoulder, elbow], units: [rad, rad]}
     action: {names: [shoulder, elbow], units: [rad, rad]}
 
@@ -24,6 +25,7 @@ from ..json_values import finite_number, plain_text, shown
 
 DEFAULT_STEP_TIME = 1 / 30
 UNKNOWN_UNIT = "unknown"
+_KEYS = ("meaning", "step_time", "optional_cameras", "embodiment")
 _PARTS = ("state", "action")
 
 
@@ -36,6 +38,7 @@ class PolicySettings:
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     optional_cameras: tuple[str, ...] = ()
+    embodiment: str = ""
 
     def cameras(self, keys: Sequence[str]) -> tuple[CameraSlot, ...]:
         """A slot for each camera of a policy.
@@ -82,10 +85,8 @@ def read_policy_settings(path: Path | None) -> PolicySettings:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise CheckpointError(f"{path} cannot be read as YAML ({str(error).splitlines()[0]}); check it.") from None
-    if not isinstance(content, dict) or set(content) - {"meaning", "step_time", "optional_cameras", *_PARTS}:
-        raise CheckpointError(
-            f"{path} holds {shown(content)}; want the keys meaning, step_time, optional_cameras, state and action."
-        )
+    if not isinstance(content, dict) or set(content) - {*_KEYS, *_PARTS}:
+        raise CheckpointError(f"{path} holds {shown(content)}; want the keys {', '.join(_KEYS)}, state and action.")
     try:
         parts = {part: _part(part, content.get(part) or {}) for part in _PARTS}
         return PolicySettings(
@@ -94,6 +95,7 @@ def read_policy_settings(path: Path | None) -> PolicySettings:
             {part: names for part, (names, _) in parts.items()},
             {part: units for part, (_, units) in parts.items()},
             _words("optional_cameras", content.get("optional_cameras")),
+            plain_text(content.get("embodiment") or ""),
         )
     except ValueError as error:
         meanings = ", ".join(row.value for row in ActionMeaning)

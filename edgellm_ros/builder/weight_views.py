@@ -38,6 +38,25 @@ def turned(weight: Weight) -> Weight:
     return Weight(f"{weight.name}.turned", weight.shape[::-1], read, lambda start, stop: None)
 
 
+def entry(weight: Weight, index: int) -> Weight:
+    """One of the tensors [rows, ...] that are stacked in a weight [count, rows, ...]; it is read whole."""
+
+    def read(start: int, stop: int) -> np.ndarray:
+        return np.ascontiguousarray(weight.read(index, index + 1)[0][start:stop])
+
+    return Weight(f"{weight.name}[{index}]", weight.shape[1:], read, lambda start, stop: None)
+
+
+def rows_between(weight: Weight, first: int, last: int) -> Weight:
+    """Rows ``first`` to ``last``."""
+
+    def read(start: int, stop: int) -> np.ndarray:
+        return weight.read(first + start, first + stop)
+
+    shape = (last - first, *weight.shape[1:])
+    return Weight(f"{weight.name}[{first}:{last}]", shape, read, lambda start, stop: None)
+
+
 def rows_times(weight: Weight, label: str, factors: Callable[[], np.ndarray]) -> Weight:
     """The weight with a factor for each row; ``factors`` gives float32 [rows], and is called once, when it is read."""
     kept = cache(factors)

@@ -101,3 +101,9 @@ def test_statistics_that_make_no_sense_are_refused(fields, sentence):
 def test_another_width_is_refused_never_trimmed_or_padded(method, width):
     with pytest.raises(PolicyError, match=rf"shape \(5, {width}\) where statistics are for 3"):
         getattr(Normalization(RANGE, LOW, HIGH, 1e-6), method)(np.zeros((5, width)))
+
+
+def test_a_range_of_nothing_is_the_middle_and_numbers_are_held_in_both_directions():
+    held = Normalization(RANGE, (0.0, 3.0), (2.0, 3.0), rule=EpsilonRule.MIDDLE, clip=True)
+    assert held.normalize(np.array([[9.0, 3.0], [1.0, -5.0]])).tolist() == [[1.0, 0.0], [0.0, 0.0]]
+    assert held.unnormalize(np.array([[7.0, 7.0], [-7.0, 0.0]])).tolist() == [[2.0, 3.0], [0.0, 3.0]]

@@ -124,7 +124,12 @@ _BINS = prompt.state_bins
         ("pi05", policy_engines.PolicyEngines, "_place", _one_position_early),
         ("pi05", policy_engines.PolicyEngines, "_place", _causal),
         ("pi05", prompt, "state_bins", _bins_one_up),
-        ("pi05", policy_runtime, "sinusoids", lambda times, width, periods: np.zeros((len(times), width), np.float32)),
+        (
+            "pi05",
+            policy_runtime,
+            "sinusoids",
+            lambda times, waves: np.zeros((len(times), 2 * waves[0].count), np.float32),
+        ),
     ],
 )
 def test_a_broken_mask_position_bin_or_time_changes_the_chunk(engines, monkeypatch, family, owner, name, change):

@@ -76,8 +76,8 @@ def _pictures_see_the_state(self, engine, start, length, ends):
     _PLACE(self, engine, start, length, ends if start else np.full_like(ends, length))
 
 
-def _cosines_first(times, width, periods):
-    return np.roll(_SINUSOIDS(times, width, periods), width // 2, axis=1)
+def _cosines_first(times, waves):
+    return np.roll(_SINUSOIDS(times, waves), waves[0].count, axis=1)
 
 
 BREAKS = {

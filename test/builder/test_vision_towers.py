@@ -14,6 +14,7 @@ from published_configs import PARSED
 from vision_engines import LIMITS, LOWERINGS, TOLERANCE, checkpoint, distance_of_images, engine, tower_outputs
 from vision_inputs import FAMILIES, GRIDS
 
+from edgellm_ros.backends import integer_probe
 from edgellm_ros.builder.build import build_engine
 from edgellm_ros.builder.build_plan import plan_build
 from edgellm_ros.builder.huggingface_checkpoint import HuggingFaceCheckpoint
@@ -21,7 +22,7 @@ from edgellm_ros.builder.random_weights import RandomCheckpoint, open_random_che
 from edgellm_ros.builder.vision_families import TOWERS, read_tower
 from edgellm_ros.builder.vision_families.siglip import SiglipTower
 from edgellm_ros.engine_format import VISUAL_DIRECTORY, open_engine_directory
-from edgellm_ros.errors import CheckpointError, EngineDirectoryError
+from edgellm_ros.errors import BackendError, CheckpointError, EngineDirectoryError
 from edgellm_ros.vision.visual_directory import find_visual_directory, open_visual_directory
 
 FOLDER = os.environ.get("EDGELLM_HUB_CONFIGS", "")
@@ -248,3 +249,12 @@ def test_every_published_vision_language_configuration_gives_a_plan_or_a_reason(
         print(f"{name}: refused, {sentence}")
         content = json.loads(next(Path(FOLDER).glob(f"{name}/config*.json")).read_text())
         assert not set(content["architectures"]) & (set(TOWERS) - NOT_ALL)
+
+
+def test_a_cpu_without_exact_eight_bit_products_refuses_the_tower(monkeypatch):
+    visual = engine("smolvlm", "onnxruntime", "int8") / VISUAL_DIRECTORY
+    assert integer_probe.product_error() == 0  # else the tests of eight bits would not have come this far
+    monkeypatch.setattr(integer_probe, "product_error", lambda: 1024096.0)
+    with pytest.raises(BackendError, match="which has no VNNI; build the image tower with '--vision-precision fp32'"):
+        tower_outputs(visual, "smolvlm", (0,))
+    tower_outputs(engine("smolvlm", "onnxruntime") / VISUAL_DIRECTORY, "smolvlm", (0,))

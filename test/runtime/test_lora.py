@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from adapters_for_tests import merged, write_adapter
 from family_engines import LIMITS, LOWERINGS, ROWS, TOLERANCE, checkpoint
+from policy_checkpoints import reference
 from reference_decoder import ReferenceDecoder
 from reference_llama import read_folder
 from tiny_families import TINY_FAMILIES
@@ -278,3 +279,8 @@ def test_room_outside_its_limits_is_refused(rank, slots, targets, words):
 def test_the_command_wants_a_rank_with_its_other_options(option, tmp_path, capsys):
     assert main(["build", str(tmp_path), str(tmp_path / "out"), option, "2"]) == 2
     assert f"{option} is given without --lora-rank" in capsys.readouterr().err
+
+
+def test_a_policy_has_no_room_for_adapters(tmp_path):
+    with pytest.raises(CheckpointError, match="in a policy"):
+        build_engine(reference("pi0")[0], tmp_path / "engine", lora=AdapterLimits(4))

@@ -5,10 +5,19 @@ from __future__ import annotations
 from ...errors import CheckpointError
 from .base import LanguagePart as LanguagePart
 from .base import PolicyFamily as PolicyFamily
+from .groot_files import GROOT
 from .pi_files import PI0, PI05
 from .smolvla_files import SMOLVLA
 
-FAMILIES = (SMOLVLA, PI0, PI05)
+FAMILIES = (SMOLVLA, PI0, PI05, GROOT)
+
+_FIXED = "it gives a chunk in one pass, without noise to take away"
+REASONS = {
+    "act": _FIXED, "vqbet": _FIXED, "tdmpc": _FIXED,
+    "diffusion": "it denoises with a convolutional network of its own",
+    "pi0_fast": "it writes actions as tokens",
+    "groot": "GR00T is built of version N1.7 in NVIDIA's own layout; give the folder that base_model_path names",
+}  # fmt: skip
 
 
 def find_family(kind: str) -> PolicyFamily:
@@ -16,7 +25,8 @@ def find_family(kind: str) -> PolicyFamily:
     for family in FAMILIES:
         if kind in family.kinds:
             return family
+    reason = f": {REASONS[kind]}" if kind in REASONS else ""
     raise CheckpointError(
-        f"policies of type {kind!r} are not built; want one of "
+        f"policies of type {kind!r} are not built{reason}; want one of "
         f"{', '.join(name for row in FAMILIES for name in row.kinds)}."
     )

@@ -35,8 +35,8 @@ class PolicyFamily:
     """
 
     name: str
-    kinds: tuple[str, ...]  # as ``type`` of config.json has them
-    parse: Callable[[PolicyCheckpoint], Any]
+    kinds: tuple[str, ...]  # as ``type`` or ``model_type`` of config.json has them
+    parse: Callable[[PolicyCheckpoint, PolicySettings], Any]
     stored_name: Callable[[str, str], str]  # of a tensor of the graphs in the checkpoint, after its common prefix
     may_be_left_out: Callable[[str], bool]  # tensors of the checkpoint that the action graphs do not need
     graphs: Mapping[str, Callable[[Layers, Any], None]]  # by file name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...action.policy_engines import ACTION_GRAPH_FILE, PREFIX_GRAPH_FILE, TIME_GRAPH_FILE
+from ...action.action_engine import ACTION_GRAPH_FILE, PREFIX_GRAPH_FILE, TIME_GRAPH_FILE
 from ...action.policy_manifest import (
     FlowResult,
     Handoff,
@@ -15,6 +15,7 @@ from ...action.policy_manifest import (
     SuffixMask,
 )
 from ...action.solver import FlowDirection
+from ...action.time_embedding import Waves
 from ...errors import CheckpointError, PolicyError
 from ..families.config_values import whole_number
 from ..policy_checkpoint import PartCheckpoint, PolicyCheckpoint
@@ -79,7 +80,7 @@ def may_be_left_out(stored: str) -> bool:
     return stored.startswith(PALIGEMMA) and not stored.startswith(f"{LANGUAGE}layers.")
 
 
-def parse(checkpoint: PolicyCheckpoint) -> pi.PiConfig:
+def parse(checkpoint: PolicyCheckpoint, settings: PolicySettings) -> pi.PiConfig:
     """See ``PolicyFamily``."""
     root, shapes = checkpoint.root, {}
     for name, shape in checkpoint.shapes.items():
@@ -150,8 +151,7 @@ def manifest(checkpoint: PolicyCheckpoint, model: pi.PiConfig, settings: PolicyS
             state_input=StateInput.PROMPT_BINS if model.adaptive else StateInput.SUFFIX_TOKEN,
             suffix_mask=SuffixMask.FULL if model.adaptive else SuffixMask.STATE_BLIND,
             denoise_steps=model.steps,
-            time_width=model.expert.hidden_size,
-            time_periods=(model.min_period, model.max_period),
+            time_waves=(Waves.of_periods(model.expert.hidden_size, model.min_period, model.max_period),),
             text_scale=model.text.hidden_size**0.5,
             rope_theta=pi.ROPE_THETA,
             head_dim=model.expert.head_dim,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...action.policy_engines import ACTION_GRAPH_FILE, PREFIX_GRAPH_FILE
+from ...action.action_engine import ACTION_GRAPH_FILE, PREFIX_GRAPH_FILE
 from ...action.policy_manifest import (
     FlowResult,
     Handoff,
@@ -15,6 +15,7 @@ from ...action.policy_manifest import (
     SuffixMask,
 )
 from ...action.solver import FlowDirection
+from ...action.time_embedding import Waves
 from ...errors import CheckpointError, PolicyError
 from ..families.config_values import whole_number
 from ..policy_checkpoint import PolicyCheckpoint
@@ -50,7 +51,7 @@ KNOWN_LANGUAGE_MODELS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 
-def parse(checkpoint: PolicyCheckpoint) -> smolvla.SmolVLAConfig:
+def parse(checkpoint: PolicyCheckpoint, settings: PolicySettings) -> smolvla.SmolVLAConfig:
     """See ``PolicyFamily``."""
     return smolvla.parse(checkpoint.config, _text(checkpoint))
 
@@ -129,8 +130,7 @@ def manifest(checkpoint: PolicyCheckpoint, model: smolvla.SmolVLAConfig, setting
             state_input=StateInput.PREFIX_TOKEN,
             suffix_mask=SuffixMask.CAUSAL,
             denoise_steps=model.steps,
-            time_width=model.expert.hidden_size,
-            time_periods=(model.min_period, model.max_period),
+            time_waves=(Waves.of_periods(model.expert.hidden_size, model.min_period, model.max_period),),
             rope_theta=smolvla.ROPE_THETA,
             head_dim=model.expert.head_dim,
             prompt_tokens=whole_number(config, "tokenizer_max_length"),

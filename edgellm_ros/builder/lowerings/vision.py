@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ...backends.integer_probe import INTEGER_PRODUCTS
 from ..graph import AttentionShape, Graph, Parameter, StoredTensor, Value
 from ..weights import Weight
 from .base import attention_by_parts, real, whole
@@ -23,8 +24,11 @@ LARGEST_INTEGER = 127
 class VisionLowering(Protocol):
     """The nodes of one engine library. Holds no state: that is the graph's."""
 
-    def linear(self, graph: Graph, x: Value, weight: Weight, bias: Weight | None) -> Value:
-        """``x @ weight.T + bias`` at the precision of the graph; x [...,columns]."""
+    def linear(self, graph: Graph, x: Value, weight: Weight, bias: Weight | None, *, uneven: bool = False) -> Value:
+        """``x @ weight.T + bias`` at the precision of the graph; x [...,columns].
+
+        ``uneven``: no norm has brought the rows of x to one size, and a few numbers may be far larger than the rest.
+        """
         ...
 
     def layer_norm(self, graph: Graph, x: Value, weight: Weight, bias: Weight, epsilon: float) -> Value:
@@ -69,10 +73,11 @@ def attention_in_parts(
 class OnnxRuntimeVision:
     """Operators of ONNX Runtime's own domain."""
 
-    def linear(self, graph: Graph, x: Value, weight: Weight, bias: Weight | None) -> Value:
+    def linear(self, graph: Graph, x: Value, weight: Weight, bias: Weight | None, *, uneven: bool = False) -> Value:
         """See ``VisionLowering``."""
         if graph.precision.stored_bits(weight.name) >= 16:
             return graph.linear(x, weight, bias)
+        graph.metadata[INTEGER_PRODUCTS] = "1"
         rows, columns = weight.shape
         integers = StoredTensor(f"{weight.name}.int8", "int8", (columns, rows))
         scales = StoredTensor(f"{weight.name}.scale", "float32", (rows,))
@@ -83,8 +88,22 @@ class OnnxRuntimeVision:
 
         graph.parameters.append(Parameter(weight.name, (integers,), lambda: ((b.T,) for (b,) in bands(0)), axis=1))
         graph.parameters.append(Parameter(weight.name, (scales,), lambda: bands(1)))
+        if uneven:
+            return self._in_two_parts(graph, x, integers, scales, bias)
         inputs = [x, Value(integers.name), Value(scales.name), None, None if bias is None else graph.parameter(bias)]
         return graph.node("DynamicQuantizeMatMul", inputs, domain=MICROSOFT)[0]
+
+    def _in_two_parts(
+        self, graph: Graph, x: Value, integers: StoredTensor, scales: StoredTensor, bias: Weight | None
+    ) -> Value:
+        """What one quantisation leaves over is quantised by itself: the inputs have sixteen bits, the weights eight."""
+        matrix = [Value(integers.name), Value(scales.name)]
+        rounded, scale, zero = graph.node("DynamicQuantizeLinear", [x], outputs=[None, None, None])
+        (large,) = graph.node("DequantizeLinear", [rounded, scale, zero])
+        (small,) = graph.node("Sub", [x, large])
+        (y,) = graph.node("MatMulIntegerToFloat", [rounded, matrix[0], scale, matrix[1], zero], domain=MICROSOFT)
+        last = [] if bias is None else [None, graph.parameter(bias)]
+        return graph.add(y, graph.node("DynamicQuantizeMatMul", [small, *matrix, *last], domain=MICROSOFT)[0])
 
     def layer_norm(self, graph: Graph, x: Value, weight: Weight, bias: Weight, epsilon: float) -> Value:
         """See ``VisionLowering``."""
@@ -108,7 +127,7 @@ class OnnxRuntimeVision:
 class TensorRTVision(OnnxRuntimeVision):
     """Standard operators of opset 24."""
 
-    def linear(self, graph: Graph, x: Value, weight: Weight, bias: Weight | None) -> Value:
+    def linear(self, graph: Graph, x: Value, weight: Weight, bias: Weight | None, *, uneven: bool = False) -> Value:
         """See ``VisionLowering``."""
         return graph.linear(x, weight, bias)
 

@@ -36,8 +36,11 @@ class Layers:
         """A layer norm where the checkpoint has a bias for it, else a norm of root mean square."""
         return (self.layer_norm if f"{name}.bias" in self.weights else self.rms_norm)(x, name, epsilon)
 
-    def linear(self, x: Value, *names: str, scale: float = 1.0, queries: int = 0) -> Value:
-        """One product for several projections of an input; ``scale`` goes to the first, or to its first rows."""
+    def linear(self, x: Value, *names: str, scale: float = 1.0, queries: int = 0, uneven: bool = False) -> Value:
+        """One product for several projections of an input; ``scale`` goes to the first, or to its first rows.
+
+        ``uneven``: no norm has brought the rows of the input to one size (see ``VisionLowering.linear``).
+        """
         parts: list[list[Weight]] = []
         for kind in ("weight", "bias"):
             found = [self.weights[f"{name}.{kind}"] for name in names if f"{name}.{kind}" in self.weights]
@@ -45,11 +48,11 @@ class Layers:
                 found[0] = first_rows_scaled(found[0], queries, scale) if queries else scaled(found[0], scale)
             parts.append(found)
         matrices, biases = parts
-        return self.product(x, stack_rows(matrices), stack_rows(biases) if biases else None)
+        return self.product(x, stack_rows(matrices), stack_rows(biases) if biases else None, uneven=uneven)
 
-    def product(self, x: Value, matrix: Weight, bias: Weight | None = None) -> Value:
-        """``x @ matrix.T + bias``."""
-        return self.lowering.linear(self.graph, x, matrix, bias)
+    def product(self, x: Value, matrix: Weight, bias: Weight | None = None, *, uneven: bool = False) -> Value:
+        """``x @ matrix.T + bias``; see ``linear``."""
+        return self.lowering.linear(self.graph, x, matrix, bias, uneven=uneven)
 
     def patch_product(self, x: Value, name: str) -> Value:
         """The patches [N,S,values] times the kernel ``name``.weight [hidden,...] of as many values."""

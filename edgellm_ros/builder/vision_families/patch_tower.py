@@ -168,7 +168,7 @@ class PatchTower:
             y = layers.attention_in_windows(parts, self.heads, size, rotation, windows)
         x = graph.add(x, layers.linear(y, f"{prefix}attn.proj"))
         y = layers.norm(x, f"{prefix}norm2", EPSILON)
-        return graph.add(x, layers.linear(self._inner(layers, y, prefix), f"{prefix}{self.second}"))
+        return graph.add(x, layers.linear(self._inner(layers, y, prefix), f"{prefix}{self.second}", uneven=True))
 
     def _inner(self, layers: Layers, y: Value, prefix: str) -> Value:
         if not self.gated:
@@ -186,4 +186,4 @@ class PatchTower:
         x = layers.reshape(x, 0, -1, wide)
         if not before:
             x = layers.norm(x, norm, EPSILON)
-        return layers.linear(layers.activation(layers.linear(x, first), "gelu"), second)
+        return layers.linear(layers.activation(layers.linear(x, first), "gelu"), second, uneven=True)

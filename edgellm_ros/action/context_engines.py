@@ -1,0 +1,169 @@
+"""The engines of a policy that looks at a language model's rows: pictures of any grid between words, one denoise step.
+
+A picture is resized and cut as the policy was trained, then goes the way of the language model's own images. Tensors
+are allocated for what an observation needs and kept for the next one, which is as long unless the task changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..backends.base import Backend, DataType
+from ..engine_format import EMBEDDING_FILE, VISUAL_DIRECTORY
+from ..runtime.row_media import rope_axes
+from ..runtime.tokenizer import Tokenizer
+from ..vision.media import EncodedMedia
+from ..vision.mrope import MropeRule, mrope_positions
+from ..vision.opencv import opencv
+from ..vision.processor import ProcessedImages, open_processor
+from ..vision.tower import PIXELS, Tower
+from ..vision.visual_directory import open_visual_directory
+from .action_engine import PREFIX_GRAPH_FILE, ActionEngine
+from .policy_manifest import PolicyManifest
+
+KINDS = ("text", "image")  # of rows that the action engine's layers look at, each at one of them
+
+
+class ContextEngines(ActionEngine):
+    """Owned by one thread. :raises PolicyError: a graph is not what the manifest says."""
+
+    def __init__(self, directory: Path, manifest: PolicyManifest, backend: Backend, tokenizer: Tokenizer) -> None:
+        super().__init__(directory, manifest, backend)
+        visual = open_visual_directory(directory / VISUAL_DIRECTORY)
+        self._processor = open_processor(visual.path)
+        self._tower = Tower(visual, backend)
+        self._prefix = backend.open_engine(self._directory / PREFIX_GRAPH_FILE)
+        self._embeddings = backend.open_embeddings(directory / EMBEDDING_FILE, scale=manifest.text_scale)
+        self._planes = [name for name in self._prefix.inputs if name.startswith("deepstack_")]
+        self._handoff = self._handoff_names(self._prefix)
+        self._image_id = visual.config["image_token_id"]
+        self._rule = MropeRule(self._image_id, merge=visual.tower.spatial_merge_size)
+        section = {"mrope_section": list(manifest.rope_section), "mrope_interleaved": True}
+        self._axes = rope_axes(section, manifest.head_dim // 2)
+        before, after = manifest.prompt_format.split("{task}")
+        self._before, self._after = before, tokenizer.encode(after)
+        self._tokenizer = tokenizer
+        self._encoded: list[EncodedMedia] = []
+        self._processed: ProcessedImages | None = None
+        self._counts = dict.fromkeys(KINDS, 0)
+        self._room = (0, 0, 0)  # rows of the prefix, of words and of pictures that tensors are there for
+
+    def fit(self, images: Sequence[np.ndarray]) -> ProcessedImages:
+        """Pictures uint8 RGB [H,W,3] as the tower takes them."""
+        edge, share = self._manifest.image_size[0], self._manifest.image_crop
+        return self._processor.process([cropped(image, edge, share) for image in images])
+
+    def encode_images(self, processed: ProcessedImages) -> None:
+        """Run the image tower on what ``fit`` gave; its rows stay on the device."""
+        self._processed, self._encoded, start = processed, [], 0
+        assert processed.grids is not None
+        for rows, grid in zip(processed.rows, processed.grids.tolist(), strict=True):
+            self._encoded.append(self._tower.encode(processed.inputs[PIXELS][start : start + rows], tuple(grid)))
+            start += rows
+
+    def run_prefix(self, token_ids: list[int], state: np.ndarray) -> None:
+        """Run the prefix of the encoded pictures and the task; ``state`` is the normalised one, float32 [padded]."""
+        assert self._processed is not None
+        marks = "".join(f"<|vision_start|>{text}<|vision_end|>" for text in self._processed.placeholders)
+        ids = np.array(
+            [*self._tokenizer.encode(self._before.format(images=marks)), *token_ids, *self._after], dtype=np.int32
+        )
+        seen = ids == self._image_id
+        places = {"text": np.flatnonzero(~seen).astype(np.int32), "image": np.flatnonzero(seen).astype(np.int32)}
+        self._counts = {kind: len(rows) for kind, rows in places.items()}
+        self._length = length = len(ids)
+        self._make_room(length)
+        self._embed(ids, places["image"])
+        self._rotate(mrope_positions(ids, self._rule, self._processed.grids).positions)
+        shapes: dict[str, tuple[int, ...]] = self._tables(self._prefix, length)
+        self._bound(self._prefix, "attend_end").prefix((1, length)).write(self._ends(length))
+        for kind, rows in places.items():
+            self._bound(self._prefix, f"{kind}_rows").prefix(rows.shape).write(rows)
+            shapes[f"{kind}_rows"] = rows.shape
+        for name in ("prefix_embeds", *self._planes):
+            shapes[name] = (1, length, self._embeddings.shape[1])
+        if self._robot_state is not None:
+            self._robot_state.write(state[None].astype(np.float32))
+        self._prefix.run({**shapes, **self._handoff_shapes()})
+
+    def _ends(self, length: int) -> np.ndarray:
+        """What each row of the prefix sees: those up to itself."""
+        return 1 + np.arange(length, dtype=np.int32)[None]
+
+    def _make_room(self, length: int) -> None:
+        needed = (length, self._counts["text"], self._counts["image"])
+        if all(need <= have for need, have in zip(needed, self._room, strict=True)):
+            return
+        self._room = tuple(max(need, have) for need, have in zip(needed, self._room, strict=True))  # type: ignore[assignment]
+        width = self._embeddings.shape[1]
+        for name in ("prefix_embeds", *self._planes):
+            self._bind(self._prefix, name, (1, self._room[0], width))
+        self._bind_tables(self._prefix, self._room[0])
+        for kind, room in zip(KINDS, self._room[1:], strict=True):
+            self._bind(self._prefix, f"{kind}_rows", (room,))
+            for name in self._handoff:
+                if name.startswith(kind):
+                    self._action.bind(name, self._bind(self._prefix, name, self._sized(self._prefix, name, room)))
+
+    def _embed(self, ids: np.ndarray, places: np.ndarray) -> None:
+        """Rows of words, and those of pictures in their places; planes are zero beside them."""
+        width = self._embeddings.shape[1]
+        given = self._backend.allocate((1, len(ids)), DataType.INT32)
+        given.write(ids[None])
+        table = self._bound(self._prefix, "prefix_embeds").prefix((1, len(ids), width))
+        self._backend.gather_embeddings(self._embeddings, given, table)
+        targets = [table.prefix((len(ids), width))]
+        for name in self._planes:
+            plane = self._bound(self._prefix, name)
+            plane.write(np.zeros(plane.shape, np.float32))
+            targets.append(plane.prefix((len(ids), width)))
+        start = 0
+        for encoded in self._encoded:
+            count = encoded.embeddings.shape[0]
+            rows = self._backend.allocate((count,), DataType.INT32)
+            rows.write(places[start : start + count])
+            for source, target in zip((encoded.embeddings, *encoded.planes), targets, strict=False):
+                self._backend.splice_rows(source, rows, target)
+            start += count
+
+    def _rotate(self, positions: np.ndarray) -> None:
+        """Write the tables of positions int32 [3,P]: each frequency turns by the position on its axis."""
+        angles = positions[self._axes].T.astype(np.float32) * np.asarray(self._rope.inverse_frequency, np.float32)
+        for name, table in (("rope_cos", np.cos(angles)), ("rope_sin", np.sin(angles))):
+            self._bound(self._prefix, name).prefix((1, *table.shape)).write(table[None].astype(np.float32))
+
+    def _handoff_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: self._sized(self._prefix, name, self._counts[name.split("_")[0]]) for name in self._handoff}
+
+    def close(self) -> None:
+        """Close the engines; a second call does nothing."""
+        super().close()
+        self._tower.close()
+        self._prefix.close()
+
+
+def cropped(image: np.ndarray, edge: int, share: float) -> np.ndarray:
+    """The middle of a picture uint8 [H,W,3], ``share`` of either side, with a shorter side of ``edge`` pixels.
+
+    It is resized before and after, by areas.
+    """
+    image = _shortest(image, edge)
+    if share < 1:
+        height, width = (max(int(size * share), 1) for size in image.shape[:2])
+        top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
+        image = image[top : top + height, left : left + width]
+    return np.ascontiguousarray(_shortest(image, edge))
+
+
+def _shortest(image: np.ndarray, edge: int) -> np.ndarray:
+    height, width = image.shape[:2]
+    if min(height, width) == edge:
+        return image
+    scale = edge / min(height, width)
+    cv2 = opencv()
+    sizes = (max(round(width * scale), 1), max(round(height * scale), 1))
+    resized: np.ndarray = cv2.resize(np.ascontiguousarray(image), sizes, interpolation=cv2.INTER_AREA)
+    return resized
