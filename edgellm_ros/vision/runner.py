@@ -172,6 +172,21 @@ class VisionRunner:
         metrics.encoding_seconds += time.perf_counter() - start
         return encoded
 
+    def describe(self) -> dict[str, Any]:
+        """Tower and encoder cache as plain values, for reports and diagnostics. Any thread may ask."""
+        return {
+            "model_type": self.tower.settings.model_type,
+            "precision": self.directory.manifest.precision,
+            "images": self.metrics.images,
+            "image_tokens": self.metrics.image_tokens,
+            "encoded": self.metrics.encoded,
+            "processing_seconds": self.metrics.processing_seconds,
+            "encoding_seconds": self.metrics.encoding_seconds,
+            "cache_items": len(self.cache),
+            "cache_bytes": self.cache.nbytes,
+            "cache_budget_bytes": self.cache.budget_bytes,
+        }
+
     def close(self) -> None:
         """Free the tower and what it gave."""
         self.cache.clear()

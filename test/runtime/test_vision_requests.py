@@ -179,6 +179,8 @@ def test_images_are_encoded_once_and_known_prefixes_with_them_are_reused(opened,
     reusable = family not in ("paligemma", "gemma3")  # there the prompt, or images that touch, see all of each other
     assert (again.reused_token_counts[0] >= 16) == reusable
     assert (vision.metrics.encoded, vision.processor.processed) == (3, 3)
+    told = runtime.describe()["vision"]
+    assert (told["encoded"], told["cache_items"], told["images"] >= 3) == (3, 3, True)
     check(run(runtime, [rows[1]]), [rows[1]])  # an image of the other prompt, elsewhere
     assert vision.metrics.encoded == 3
     other = {**rows[2], "images": [2, 0, 1]}
