@@ -21,11 +21,11 @@ import numpy as np
 
 from .opencv import opencv
 
-ROWS_AT_ONCE = 8  # of a product; more rows share more loads, but their common window holds more zeros
-PRODUCTS_AT_ONCE = 8  # whose input is converted, and whose results are rounded, in one call each
+ROWS_AT_ONCE = 4  # of a product; more rows share more loads, but their common window holds more zeros
+PRODUCTS_AT_ONCE = 12  # whose input is converted, and whose results are rounded, in one call each
 WINDOW = 112  # input rows of them at most, where a single one does not take more: again so that the cache holds them
 TURNED_AT_ONCE = 32  # rows of an image that is transposed
-STRIP = 2048  # columns that are worked on together, so that a window of rows stays in the second-level cache
+STRIP = 4096  # columns that are worked on together, so that a window of rows stays in the second-level cache
 FRACTION = float(1 << 22)  # Pillow keeps weights as whole numbers of this fraction, which decides ties of gradients
 HALF_UP = {np.dtype(np.float32): 8e-6, np.dtype(np.float64): 1e-9}  # OpenCV alone rounds exact halves to even
 
