@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,35 @@ class Runtime:
             "batch_session_share": 100 * (seconds - calls) / seconds,
         }
 
+    def join(self, prompt_tokens: int, joiner_tokens: int) -> dict[str, float]:
+        """A prompt that joins one sequence which decodes: how long that one waits, and the joiner for its first token.
+
+        ``step_time`` is what a step takes with nobody joining.
+        """
+        from edgellm_ros import LLMGenerationResponse
+        from edgellm_ros.runtime.session import GenerationSession
+
+        rank = self._runtime.rank
+        generation = rank.begin_generation(
+            self._runtime.prepare(self._greedy(prompt_tokens, 400)), LLMGenerationResponse()
+        )
+        if generation is None:
+            raise RuntimeError(f"the runtime refused the request: {rank.last_refusal}")
+        with generation:
+            session = GenerationSession(rank, generation)
+            session.prime_from_prefill()
+            alone = [_seconds(session.advance) for _ in range(16)]
+            session.admit_request(self._runtime.prepare(self._greedy(joiner_tokens, 8)), 1, 7)
+            joiner = generation.context.sequences[1]
+            steps: list[float] = []
+            while not joiner.generate_length:
+                steps.append(_seconds(session.advance))
+        return {
+            "longest_step": 1e3 * max(steps),
+            "joiner_first_token": 1e3 * sum(steps),
+            "step_time": 1e3 * statistics.median(alone),
+        }
+
     def prefill(self, prompt_tokens: int) -> dict[str, float]:
         """Rate from the start of the prompt to its first token."""
         times = self._request(prompt_tokens, 1)
@@ -126,6 +157,12 @@ def _greedy(ids: list[int], tokens: int) -> Any:
         max_generate_length=tokens,
         pre_tokenized_input_ids=[ids],
     )
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.monotonic()
+    work()
+    return time.monotonic() - start
 
 
 def _within(spans: Sequence[Span], start: float, end: float) -> list[Span]:

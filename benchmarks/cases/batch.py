@@ -1,4 +1,6 @@
-"""Decoding four sequences at once through the scheduler, against one: how far a batch scales, and what Python adds."""
+"""Sequences together: how far decoding four at once scales and what Python adds, and how long a prompt that joins
+keeps the others waiting.
+"""
 
 from __future__ import annotations
 
@@ -28,4 +30,18 @@ def int8(workspace: Workspace) -> Case:
     )
 
 
-CASES: dict[str, Callable[[Workspace], Case]] = {"batch4_int8": int8}
+def join(workspace: Workspace) -> Case:
+    return Case(
+        "join_int8",
+        workspace.ours("int8"),
+        (
+            Metric("longest_step", "ms, while a prompt joins", "one chunk of it and a step"),
+            Metric("joiner_first_token", "ms"),
+            Metric("step_time", "ms, with nobody joining"),
+        ),
+        "join",
+        {"prompt_tokens": 128, "joiner_tokens": 512},
+    )
+
+
+CASES: dict[str, Callable[[Workspace], Case]] = {"batch4_int8": int8, "join_int8": join}

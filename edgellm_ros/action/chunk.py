@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import ChunkError, RefusalCode
+from ..vision.pruner import PruningReport
 from .kinematics import DrivingPath
 
 NANOSECONDS = 1_000_000_000
@@ -30,6 +31,7 @@ class ActionChunk:
     seed: int = 0
     noise_digest: str = ""
     normalised: np.ndarray | None = None
+    pruning: PruningReport | None = None  # what was left out of what the policy saw
     timings: dict[str, float] = field(default_factory=dict)
     reasoning: str = ""
     path: DrivingPath | None = None

@@ -16,6 +16,7 @@ from ..backends.registry import open_backend
 from ..engine_format import open_engine_directory
 from ..errors import ObservationError, RefusalCode, RequestError
 from ..runtime.tokenizer import Tokenizer
+from ..vision.pruner import VisualPrunerConfig
 from .chunk import NANOSECONDS, ActionChunk, check_finite
 from .context_engines import ContextEngines
 from .noise import DEFAULT_NOISE_SEED, NoiseStream, check_noise_seed, noise_digest, standard_normal
@@ -119,6 +120,7 @@ class PolicyRuntime:
         denoise_steps: int = 0,
         chunking: RealTimeChunking | None = None,
         committed: np.ndarray | None = None,
+        visual_pruner: VisualPrunerConfig | None = None,
         cancelled: Callable[[], bool] = lambda: False,
         on_text: OnText = lambda text: None,
     ) -> ActionChunk | None:
@@ -128,6 +130,7 @@ class PolicyRuntime:
         :param denoise_steps: 0 takes the policy's own number.
         :param on_text: is given each piece of what a policy says before it drives.
         :param committed: rows [n,A] in robot units that the robot is bound to from the start on; with ``chunking``.
+        :param visual_pruner: leaves visual tokens out; nothing is left out where it is None.
         :raises ObservationError: a camera or a number is missing or unusable.
         :raises RequestError: the task, seed or number of steps is refused.
         :raises ChunkError: the chunk holds NaN or infinity.
@@ -145,16 +148,16 @@ class PolicyRuntime:
         self._engines.encode_images(processed)
         self._backend.synchronize()
         seen = time.perf_counter()
-        reasoning = ""
+        reasoning, pruner = "", visual_pruner or VisualPrunerConfig()
         if isinstance(self._engines, ReasoningEngines):
             history = _history(observation)
             sampling = replace(self.reasoning_sampling, seed=seed % (1 << 64))
             said = self._engines.reason(ids, Reasoning(history, sampling, on_text, cancelled))
             if said is None:
                 return None
-            reasoning = said
+            reasoning, pruning = said, self._engines.pruned(pruner)
         else:
-            self._engines.run_prefix(ids, manifest.state.pad(normalised))
+            pruning = self._engines.run_prefix(ids, manifest.state.pad(normalised), pruner)
         self._backend.synchronize()
         read = time.perf_counter()
         target = None if committed is None else self._committed(committed, state)
@@ -172,6 +175,7 @@ class PolicyRuntime:
             seed,
             noise_digest(x0),
             result,
+            pruning,
             {
                 "images_ms": 1e3 * (fitted - started),
                 "vision_ms": 1e3 * (seen - fitted),

@@ -20,6 +20,7 @@ from ..runtime.media_prompt import prompt_media
 from ..runtime.request import Message
 from ..runtime.tokenizer import Tokenizer
 from ..vision.media import MediaItem
+from ..vision.pruner import PruningOutcome, PruningReport, VisualPrunerConfig
 from ..vision.runner import VisionRunner
 from .action_engine import ActionEngine
 from .driving import Driving
@@ -58,7 +59,7 @@ class ReasoningEngines(ActionEngine):
         allowed[first : first + count] = False
         self._allowed = np.packbits(allowed, bitorder="little").view(np.int32)
         self._handoff = [name for name in self._action.inputs if name.startswith("prefix_")]
-        self._room, self._delta = 0, 0
+        self._room = 0
         self._items: list[MediaItem] = []
         head, rest = manifest.prompt_format.split("{images}")
         before, rest = rest.split("{history}")
@@ -85,6 +86,11 @@ class ReasoningEngines(ActionEngine):
         return [
             *self._tokenizer.encode(self._head + marks + self._before), *driven, *self._after, *task_ids, *self._tail,
         ]  # fmt: skip
+
+    def pruned(self, pruner: VisualPrunerConfig) -> PruningReport:
+        """What became of visual tokens: the reasoning reads them all."""
+        count = sum(item.token_count for item in self._items)
+        return PruningReport(PruningOutcome.ACTIONS if pruner.enabled else PruningOutcome.OFF, count, count)
 
     def reason(self, task_ids: Sequence[int], asked: Reasoning) -> str | None:
         """Say the reasoning and keep its keys and values for the plan; None when cancelled.
@@ -132,7 +138,8 @@ class ReasoningEngines(ActionEngine):
     def _keep(self, length: int, delta: int) -> None:
         """Run the marker behind ``length`` positions, and give the row's cache to the action engine."""
         self._executor.decode([self._driving.marker], [length])
-        self._length, self._delta = length + 1, delta
+        self._length = length + 1
+        self._next_position = self._length + delta
         block = self._executor.cache.export_block(0, 0, self._length)
         arrays = getattr(block, "arrays", None)
         if arrays is None:
@@ -149,13 +156,6 @@ class ReasoningEngines(ActionEngine):
             for kind, array in (("key", keys.transpose(0, 2, 1)), ("value", values)):
                 tensor = self._bound(self._action, f"prefix_{kind}_{index}").prefix((1, *array.shape))
                 tensor.write(np.ascontiguousarray(array[None]))
-
-    def start_actions(self, noise: np.ndarray) -> None:
-        """Make ready for denoising from float32 [H,2]: waypoints stand behind the marker and see each other."""
-        rows = self._rows_after
-        self.state.write(noise[None].astype(np.float32))
-        ends = np.full((1, rows), self._length + rows, dtype=np.int32)
-        self._place(self._action, self._length + self._delta, rows, ends)
 
     def _handoff_shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: self._sized(self._action, name, self._length) for name in self._handoff}

@@ -77,7 +77,7 @@ def test_the_prompt_and_the_reasoning_are_those_of_the_reference(engine):
     start = len(ids)
     fed = [*ARRAYS["said"].tolist(), int(ARRAYS["marker"])]  # the marker too, so that its keys are there
     assert decoded == [([token], [start + index]) for index, token in enumerate(fed)]
-    assert (engines._length, engines._length + engines._delta) == (start + len(fed), int(ARRAYS["position"]))
+    assert (engines._length, engines._next_position) == (start + len(fed), int(ARRAYS["position"]))
 
 
 def test_the_path_follows_from_the_actions_and_the_history(engine):
@@ -133,15 +133,13 @@ def _without_the_marker(self, length, delta):
 @pytest.mark.parametrize(
     ("owner", "name", "change"),
     [
-        (ENGINES, "_place", lambda self, engine, start, length, ends: _PLACE(self, engine, start - 1, length, ends)),
+        (ENGINES, "_place", lambda self, engine, positions, ends: _PLACE(self, engine, positions - 1, ends)),
         (ENGINES, "_keep", lambda self, length, delta: _KEEP(self, length, 0)),
         (ENGINES, "_keep", _without_the_marker),
         (
             ENGINES,
             "_place",
-            lambda self, engine, start, length, ends: _PLACE(
-                self, engine, start, length, ends - length + 1 + np.arange(length, dtype=np.int32)
-            ),
+            lambda self, engine, positions, ends: _PLACE(self, engine, positions, ends - len(ends) + 1 + np.arange(6)),
         ),
         (policy_runtime, "sinusoids", lambda times, waves: np.zeros((len(times), 2 * waves[0].count), np.float32)),
     ],
