@@ -25,7 +25,7 @@ unexport ROS_DISTRO ROS_VERSION RMW_IMPLEMENTATION _ROS_WHEELS_BOOTSTRAP_COMPLET
 COMPLETE := EDGELLM_COMPLETE_ENVIRONMENT=1
 PYTEST := $(COMPLETE) $(BIN)/python -m pytest -n $(WORKERS)
 
-.PHONY: help setup demo lint format test test-full test-py310 test-tensorrt-build clean FORCE
+.PHONY: help setup demo demo-text lint format test test-full test-py310 test-tensorrt-build clean FORCE
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -35,8 +35,11 @@ help:  ## list the targets
 setup: $(STAMPS)/package $(STAMPS)/demo  ## create .venv with everything in it
 	@echo "Ready: $(BIN)/edgellm"
 
-demo: setup  ## build an engine directory, start the node, publish a prompt and stream the answer
-	@$(BIN)/edgellm demo
+demo: setup  ## a simulated arm does tasks and answers questions, through the node (ARGUMENTS=--headless)
+	@$(BIN)/edgellm demo $(ARGUMENTS)
+
+demo-text: setup  ## start the node with a language model, publish a prompt and stream the answer
+	@$(BIN)/edgellm demo-text $(ARGUMENTS)
 
 lint: setup  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -88,12 +88,25 @@ class Receiver:
         executor = SingleThreadedExecutor()
         executor.add_node(self.node)
 
+        self._ended = threading.Event()
+
         def spin() -> None:
-            while rclpy.ok():
+            while not self._ended.is_set():
                 executor.spin_once(timeout_sec=0.1)
                 self.thread_seconds = time.thread_time()
 
-        threading.Thread(target=spin, daemon=True).start()
+        self._thread = threading.Thread(target=spin, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, then ROS."""
+        import rclpy
+
+        self._ended.set()
+        self._thread.join()
+        self.inputs.close()
+        self.node.destroy_node()
+        rclpy.try_shutdown()
 
     @property
     def messages(self) -> int:
@@ -149,6 +162,7 @@ def cameras(engine: Path, rounds: int) -> dict[str, list[float]]:
                     found[name].append(value)
     publisher.stdin.close()
     publisher.wait()
+    receiver.close()
     return found
 
 

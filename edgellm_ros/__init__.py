@@ -13,7 +13,10 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "LLMInferenceRuntime": "edgellm_ros.runtime.inference_runtime",
     "LLMRankRuntime": "edgellm_ros.runtime.rank_runtime",
+    "ModelArtifacts": "edgellm_ros.runtime.artifacts",
     "RequestEngine": "edgellm_ros.runtime.scheduler",
+    "RequestEngineConfig": "edgellm_ros.runtime.scheduler",
+    "BatchCompatibility": "edgellm_ros.runtime.compatibility",
     "RequestHandle": "edgellm_ros.runtime.scheduler",
     "LLMGenerationRequest": "edgellm_ros.runtime.request",
     "LLMGenerationResponse": "edgellm_ros.runtime.request",

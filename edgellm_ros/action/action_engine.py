@@ -40,11 +40,11 @@ class ActionEngine:
         self._bind_tables(self._action, self._rows_after)
         frequencies = manifest.rope_theta ** -(np.arange(manifest.head_dim // 2) * 2.0 / max(manifest.head_dim, 1))
         self._rope = RopeKind("policy", tuple(frequencies))
-        self._length = 0
+        self._length = self._next_position = 0
 
     @property
     def prefix_length(self) -> int:
-        """Positions of the prefix that the action engine reads."""
+        """Rows of the prefix that the action engine reads."""
         return self._length
 
     def _bind(self, engine: Engine, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -109,7 +109,7 @@ class ActionEngine:
             seen = 1 + np.arange(rows, dtype=np.int32)
         elif self._manifest.suffix_mask is SuffixMask.STATE_BLIND:
             seen[0] = 1
-        self._place(self._action, self._length, rows, (self._length + seen)[None])
+        self._place(self._action, self._next_position + np.arange(rows), self._length + seen)
 
     def run_step(self) -> None:
         """Velocity of the state in ``state`` at the time in ``time``."""
@@ -129,16 +129,19 @@ class ActionEngine:
         }  # fmt: skip
         return {name: shape for name, shape in shapes.items() if name in engine.inputs}
 
-    def _place(self, engine: Engine, start: int, length: int, ends: np.ndarray) -> None:
-        """Fill rotation tables and intervals of ``length`` positions from ``start`` on."""
+    def _place(self, engine: Engine, positions: np.ndarray, ends: np.ndarray) -> None:
+        """Fill rotation tables of the positions [n] of rows, and up to which key each of them looks, ``ends`` [n]."""
+        shape = (1, len(positions))
         if "rope_cos" in engine.inputs:
-            positions = self._backend.allocate((1, length), DataType.INT32)
-            positions.write(np.arange(start, start + length, dtype=np.int32)[None])
-            shape = (1, length, self._manifest.head_dim // 2)
-            tables = [self._bound(engine, name).prefix(shape) for name in ("rope_cos", "rope_sin")]
-            self._backend.rope_tables(self._rope, positions, *tables)
+            given = self._backend.allocate(shape, DataType.INT32)
+            given.write(positions[None].astype(np.int32))
+            tables = [
+                self._bound(engine, name).prefix((*shape, self._manifest.head_dim // 2))
+                for name in ("rope_cos", "rope_sin")
+            ]
+            self._backend.rope_tables(self._rope, given, *tables)
         if "attend_end" in engine.inputs:
-            self._bound(engine, "attend_end").prefix((1, length)).write(ends)
+            self._bound(engine, "attend_end").prefix(shape).write(ends[None].astype(np.int32))
 
     def close(self) -> None:
         """Close the engines; a second call does nothing."""

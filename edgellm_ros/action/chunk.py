@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import ChunkError, RefusalCode
+from ..vision.pruner import PruningReport
 
 NANOSECONDS = 1_000_000_000
 
@@ -28,6 +29,7 @@ class ActionChunk:
     seed: int = 0
     noise_digest: str = ""
     normalised: np.ndarray | None = None
+    pruning: PruningReport | None = None  # what was left out of what the policy saw
     timings: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ from ..vision.media import EncodedMedia
 from ..vision.mrope import MropeRule, mrope_positions
 from ..vision.opencv import opencv
 from ..vision.processor import ProcessedImages, open_processor
+from ..vision.pruner import PruningOutcome, PruningReport, VisualPrunerConfig
 from ..vision.tower import PIXELS, Tower
 from ..vision.visual_directory import open_visual_directory
 from .action_engine import PREFIX_GRAPH_FILE, ActionEngine
@@ -64,8 +65,11 @@ class ContextEngines(ActionEngine):
             self._encoded.append(self._tower.encode(processed.inputs[PIXELS][start : start + rows], tuple(grid)))
             start += rows
 
-    def run_prefix(self, token_ids: list[int], state: np.ndarray) -> None:
-        """Run the prefix of the encoded pictures and the task; ``state`` is the normalised one, float32 [padded]."""
+    def run_prefix(self, token_ids: list[int], state: np.ndarray, pruner: VisualPrunerConfig) -> PruningReport:
+        """Run the prefix of the encoded pictures and the task; ``state`` is the normalised one, float32 [padded].
+
+        Nothing is pruned: actions look at the rows of pictures themselves, not at keys and values.
+        """
         assert self._processed is not None
         marks = "".join(f"<|vision_start|>{text}<|vision_end|>" for text in self._processed.placeholders)
         ids = np.array(
@@ -88,6 +92,8 @@ class ContextEngines(ActionEngine):
         if self._robot_state is not None:
             self._robot_state.write(state[None].astype(np.float32))
         self._prefix.run({**shapes, **self._handoff_shapes()})
+        seen_rows = self._counts["image"]
+        return PruningReport(PruningOutcome.ACTIONS if pruner.enabled else PruningOutcome.OFF, seen_rows, seen_rows)
 
     def _ends(self, length: int) -> np.ndarray:
         """What each row of the prefix sees: those up to itself."""

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..backends.base import Backend, DataType
+from ..backends.base import Backend, DataType, Tensor
 from ..engine_format import EMBEDDING_FILE, VISUAL_DIRECTORY, VISUAL_GRAPH_FILE
 from ..vision.processors.letterbox import LetterboxProcessor
+from ..vision.pruner import PruningReport, VisualPrunerConfig, prune_prompt
 from .action_engine import PREFIX_GRAPH_FILE, ActionEngine
 from .policy_manifest import ImageFit, PolicyManifest, StateInput
 
@@ -58,14 +59,43 @@ class PolicyEngines(ActionEngine):
         shape = (count, *self._images.shape[1:])
         self._visual.run({"pixel_values": pixels.shape, "image_embeds": shape})
 
-    def run_prefix(self, token_ids: list[int], state: np.ndarray) -> None:
+    def run_prefix(self, token_ids: list[int], state: np.ndarray, pruner: VisualPrunerConfig) -> PruningReport:
         """Run the prefix of the encoded pictures, the prompt and the normalised state float32 [padded].
 
-        A state that comes after the prefix is kept for the action steps.
+        A state that comes after the prefix is kept for the action steps. What the pruner leaves keeps its positions,
+        and actions follow behind the unpruned prefix.
         """
+        count = self._cameras * self._image_rows + len(token_ids)
+        embeds = self._embed(token_ids)
+        spans = [(at * self._image_rows, (at + 1) * self._image_rows) for at in range(self._cameras)]
+        pruned = prune_prompt(self._backend, embeds, spans, pruner)
+        positions = np.arange(count + self._state_in_prefix)
+        self._next_position = len(positions)
+        if pruned.keep is not None:
+            positions = np.append(np.array(pruned.keep), positions[count:])
+            count = len(pruned.keep)
+            rows = self._rows.prefix((count,))
+            rows.write(np.array(pruned.keep, dtype=np.int32))
+            left = self._backend.allocate((count, embeds.shape[1]), embeds.dtype)
+            self._backend.gather_rows(embeds, rows, left)
+            self._backend.copy(left, self._embeds.prefix(left.shape))
+        for tensor in (self._prefix_state, self._robot_state):
+            if tensor is not None:
+                tensor.write(state[None].astype(np.float32))
+        length = self._length = len(positions)
+        ends = np.full(length, count)
+        ends[-1] = length  # a state at the end sees itself; nobody else sees it
+        self._place(self._prefix, positions, ends)
+        shapes = {"prefix_embeds": (1, count, embeds.shape[1]), **self._tables(self._prefix, length)}
+        if self._state_in_prefix:
+            shapes["state"] = (1, state.size)
+        self._prefix.run({**shapes, **self._handoff_shapes()})
+        return pruned.report
+
+    def _embed(self, token_ids: list[int]) -> Tensor:
+        """The rows of the pictures and of the prompt behind them, [count,width], in the prefix engine's tensor."""
         image_rows, width = self._cameras * self._image_rows, self._embeds.shape[2]
-        count = image_rows + len(token_ids)
-        embeds = self._embeds.prefix((count, width))
+        embeds = self._embeds.prefix((image_rows + len(token_ids), width))
         table = self._backend.allocate((1, max(len(token_ids), 1), width), DataType.FLOAT32)
         ids = self._ids.prefix((1, max(len(token_ids), 1)))
         ids.write(np.array([token_ids or [0]], dtype=np.int32))
@@ -76,17 +106,7 @@ class PolicyEngines(ActionEngine):
                 rows = self._rows.prefix((source.shape[0],))
                 rows.write(np.arange(start, start + source.shape[0], dtype=np.int32))
                 self._backend.splice_rows(source, rows, embeds)
-        for tensor in (self._prefix_state, self._robot_state):
-            if tensor is not None:
-                tensor.write(state[None].astype(np.float32))
-        self._length = length = count + self._state_in_prefix
-        ends = np.full((1, length), count, dtype=np.int32)
-        ends[0, -1] = length  # a state at the end sees itself; nobody else sees it
-        self._place(self._prefix, 0, length, ends)
-        shapes = {"prefix_embeds": (1, count, width), **self._tables(self._prefix, length)}
-        if self._state_in_prefix:
-            shapes["state"] = (1, state.size)
-        self._prefix.run({**shapes, **self._handoff_shapes()})
+        return embeds
 
     def _handoff_shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: self._sized(self._prefix, name, self._length) for name in self._handoff}

@@ -15,6 +15,7 @@ from ..backends.registry import open_backend
 from ..engine_format import open_engine_directory
 from ..errors import ObservationError, RefusalCode, RequestError
 from ..runtime.tokenizer import Tokenizer
+from ..vision.pruner import VisualPrunerConfig
 from .chunk import NANOSECONDS, ActionChunk, check_finite
 from .context_engines import ContextEngines
 from .noise import DEFAULT_NOISE_SEED, NoiseStream, check_noise_seed, noise_digest, standard_normal
@@ -106,6 +107,7 @@ class PolicyRuntime:
         denoise_steps: int = 0,
         chunking: RealTimeChunking | None = None,
         committed: np.ndarray | None = None,
+        visual_pruner: VisualPrunerConfig | None = None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> ActionChunk | None:
         """One chunk; None when ``cancelled`` said so between two steps.
@@ -113,6 +115,7 @@ class PolicyRuntime:
         :param noise: float32 [H,padded] or [H,A] to start from instead of a seed's.
         :param denoise_steps: 0 takes the policy's own number.
         :param committed: rows [n,A] in robot units that the robot is bound to from the start on; with ``chunking``.
+        :param visual_pruner: leaves visual tokens out; nothing is left out where it is None.
         :raises ObservationError: a camera or a number is missing or unusable.
         :raises RequestError: the task, seed or number of steps is refused.
         :raises ChunkError: the chunk holds NaN or infinity.
@@ -130,7 +133,8 @@ class PolicyRuntime:
         self._engines.encode_images(processed)
         self._backend.synchronize()
         seen = time.perf_counter()
-        self._engines.run_prefix(ids, manifest.state.pad(normalised))
+        pruner = visual_pruner or VisualPrunerConfig()
+        pruning = self._engines.run_prefix(ids, manifest.state.pad(normalised), pruner)
         self._backend.synchronize()
         read = time.perf_counter()
         target = None if committed is None else self._committed(committed, state)
@@ -148,6 +152,7 @@ class PolicyRuntime:
             seed,
             noise_digest(x0),
             result,
+            pruning,
             {
                 "images_ms": 1e3 * (fitted - started),
                 "vision_ms": 1e3 * (seen - fitted),

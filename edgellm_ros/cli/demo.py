@@ -1,6 +1,7 @@
-"""Start the node in a process of its own, publish a prompt on its topic from this one and print the streamed answer.
+"""Act and answer in a small simulated world: the world, the node and this client talk by ROS topics.
 
-The engine directory (SmolLM2-135M-Instruct, int8) is built the first time. Both processes talk on this machine only.
+Without options it takes tasks and questions from the terminal. The engine directory is built from the policy that ships
+with the package. All talk stays on this machine.
 """
 
 from __future__ import annotations
@@ -8,213 +9,240 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import EdgeLLMError, MissingPackageError, RefusalCode
+from ..errors import RequestError
+from .engine_cache import TABLETOP, build_tabletop, cached_engine_directory
+from .node_session import LAST_DOMAIN, NodeSession, check_ros, keep, node_session, say, set_environment
 
 if TYPE_CHECKING:
-    from ..ros.client import PromptClient
-    from ..ros.node_process import NodeProcess
+    from ..tabletop.node_episodes import NodeEpisode
 
-PROMPT = "What is gravity?"
-START_TIMEOUT = 120.0  # s until the node is active
-ANSWER_TIMEOUT = 120.0  # s until the answer is complete
-LAST_PIECES_TIMEOUT = 5.0  # s for what is still on its way when the answer is complete
-LAST_DOMAIN = 101  # ports of higher ROS domains lie where Linux puts those of clients
+FIRST_SEED = 100  # far from any that the evaluation starts with
+HELP = "a task, a question ending in '?', 'reset [SEED]', 'set PARAMETER VALUE', 'quit'; Enter alone takes the task"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--prompt", default=PROMPT, help="what to ask (default: %(default)r)")
-    parser.add_argument("--keep", action="store_true", help="leave the node running until Ctrl-C")
+    parser.add_argument("--task", action="append", default=[], metavar="TEXT", help="do this, or answer it; then end")
+    parser.add_argument("--seed", type=int, default=FIRST_SEED, help="of the first scene (default: %(default)s)")
     parser.add_argument(
-        "--engine-dir", type=Path, default=default_engine_directory(), help="engine directory (default: %(default)s)"
+        "--headless", action="store_true", help="one episode of each task and question; the exit status is its success"
+    )
+    parser.add_argument("--speed", type=float, default=1.0, help="simulated seconds in one second (default: 1)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PARAMETER=VALUE",
+        help="a parameter of the node, such as action.noise_seed=7 or visual_pruner.enabled=true",
+    )
+    parser.add_argument("--keep", action="store_true", help="leave world and node running until Ctrl-C")
+    parser.add_argument(
+        "--engine-dir",
+        type=Path,
+        metavar="DIR",
+        help=f"engine directory of another policy (default: {cached_engine_directory(TABLETOP)}, built when needed)",
     )
     parser.add_argument("--domain", type=int, help=f"ROS domain, 0 to {LAST_DOMAIN} (default: one for this process)")
 
 
-def default_engine_directory() -> Path:
-    """Where the demo's engine directory lies."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "edgellm" / "smollm2-135m-instruct-int8"
-
-
 def run(arguments: argparse.Namespace) -> int:
-    """0 when an answer came as it should, 1 when not."""
-    directory = build(arguments.engine_dir)
+    """0 when all that was asked for succeeded, 1 when not."""
+    changes = dict(_assignment(text) for text in arguments.set)
+    directory = arguments.engine_dir or build_tabletop(cached_engine_directory(TABLETOP))
+    say(f"Engine directory: {directory}")
     set_environment(arguments.domain)
-    try:
-        import rclpy
-    except ImportError as error:
-        raise MissingPackageError(
-            f"rclpy cannot be imported ({error}); source a ROS 2 installation or run 'make setup'."
-        ) from None
-    from rclpy.executors import SingleThreadedExecutor
-    from rclpy.signals import SignalHandlerOptions
+    check_ros()
+    from ..tabletop.client import TabletopClient
+    from ..tabletop.launch_spec import tabletop_specs
 
-    from ..ros.client import PromptClient
-    from ..ros.launch_spec import node_specs
-    from ..ros.node_process import NodeProcess
+    specs = tabletop_specs(
+        {"engine_dir": str(directory), "real_time_factor": str(arguments.speed), "seed": str(arguments.seed)}
+    )
+    with node_session(specs, lambda spec: TabletopClient(server=spec.name)) as session:
+        demo = Demo(session)
+        if changes:
+            session.client.set_parameters(session.executor, changes)
+        if arguments.headless:
+            good = demo.headless(arguments.seed)
+        else:
+            demo.begin(arguments.seed)
+            good = all(list(map(demo.take, arguments.task)))
+            if not arguments.task and not arguments.keep:
+                demo.converse()
+        if arguments.keep and good:
+            keep(
+                session,
+                "ros2 topic pub --once /prompt std_msgs/msg/String \"{data: 'touch the red cube'}\"",
+                "ros2 topic echo /joint_trajectory",
+                "ros2 service call /tabletop/score std_srvs/srv/Trigger",
+            )
+    for code in session.exit_codes:
+        if code != 0:
+            say(f"A node ended with exit code {code}.")
+    return 0 if good and not any(session.exit_codes) else 1
 
-    (spec,) = node_specs({"engine_dir": str(directory)})
-    start = time.monotonic()
-    with NodeProcess(spec) as process:
-        rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+
+class Demo:
+    """One reader before one world."""
+
+    def __init__(self, session: NodeSession) -> None:
+        self._session = session
+        self._client: Any = session.client
+        self._live = sys.stdout.isatty()
+        self._task, self._seed = "", 0
+
+    def begin(self, seed: int) -> None:
+        """A new scene."""
+        self._seed = seed
+        self._task = self._client.reset(self._session.executor, seed)
+        self._show()
+        say(f'Scene {seed}. Its task: "{self._task}"')
+
+    def take(self, text: str) -> bool:
+        """A task or a question, done or answered; True when it was."""
+        if text.endswith("?"):
+            return self._answer(text)
+        episode = self._act(text)
+        self._show()
+        if episode.report["refusal_code"] not in ("", "cancelled"):
+            say(f"Not done ({episode.report['refusal_code']}): {episode.report['refusal']}")
+            return False
+        if text == self._task:
+            say("Done." if episode.success else "Not done.")
+        return episode.success or text != self._task
+
+    def converse(self) -> None:
+        """Lines of the terminal until its end or ``quit``."""
+        say(f"Type {HELP}.")
+        while not self._session.ended:
+            try:
+                line = input("> ").strip()
+            except EOFError:
+                return
+            word, _, rest = line.partition(" ")
+            try:
+                if line in ("quit", "exit"):
+                    return
+                if word == "reset":
+                    self.begin(_seed(rest.strip()) if rest.strip() else self._seed + 1)
+                elif word == "set":
+                    name, value = _assignment(rest.replace(" ", "=", 1))
+                    self._client.set_parameters(self._session.executor, {name: value})
+                else:
+                    self.take(line or self._task)
+            except RequestError as error:
+                say(str(error))
+        say(f"A node has ended.\n{self._session.output()}")
+
+    def headless(self, seed: int) -> bool:
+        """One episode of each task and one question of each kind, told line by line."""
+        from ..tabletop.headless import first_episodes, first_questions
+        from ..tabletop.node_episodes import answer
+        from ..tabletop.questions import is_right
+
+        won = []
+        for number, name in first_episodes(seed):
+            self._task = self._client.reset(self._session.executor, number)
+            episode = self._act(self._task)
+            won.append(episode.success)
+            say(f"{_mark(episode.success)} {name}: {self._task} ({episode.score['seconds']:.1f} s)")
+        for number, question in first_questions(seed):
+            self._client.reset(self._session.executor, number)
+            said, _ = answer(self._client, self._session.executor, question.text)
+            won.append(is_right(question, said))
+            say(f"{_mark(won[-1])} {question.kind.name.lower()}: {question.text} {said}")
+        say(f"{sum(won)} of {len(won)} succeeded.")
+        return all(won)
+
+    def _answer(self, question: str) -> bool:
+        from ..tabletop.node_episodes import answer
+
+        self._client.on_delta = lambda piece: print(piece, end="", flush=True)
+        said, report = answer(self._client, self._session.executor, question)
+        self._client.on_delta = lambda piece: None
+        print(flush=True)
+        if not said:
+            say(f"No answer ({report['refusal_code']}): {report['refusal']}")
+            return False
+        say(
+            f"  {report['completion_tokens']} tokens, time to first token "
+            f"{1000 * float(report['time_to_first_token_s'] or 0):.0f} ms, {_pruner(report)}"
+        )
+        return True
+
+    def _act(self, task: str) -> NodeEpisode:
+        from ..tabletop.node_episodes import act
+
+        client, begun = self._client, self._client.now
+        chunks, latencies = len(client.seeds), len(client.staleness_ms)
         try:
-            client = PromptClient(server=spec.name)
-            executor = SingleThreadedExecutor()
-            executor.add_node(client)
-            wait_until_active(client, executor, process, start)
-            say(f"Node active after {time.monotonic() - start:.1f} s: process {process.pid}, {domain_text()}.")
-            good = ask(client, executor, process, arguments.prompt)
-            say(f"Engine directory: {directory}")
-            if arguments.keep and good:
-                keep(process)
-        finally:
-            rclpy.try_shutdown()
-        code = process.stop()
-    if code != 0:
-        say(f"The node ended with exit code {code}.")
-    return 0 if good and code == 0 else 1
+            episode = act(client, self._session.executor, task, on_tick=lambda: self._progress(begun, chunks))
+        except KeyboardInterrupt:
+            client.cancel()
+            raise
+        if self._live:
+            print("\r\033[K", end="")
+        stale = sorted(client.staleness_ms[latencies:])
+        report = episode.report
+        say(
+            f"  {len(client.seeds) - chunks} chunks, the last in {1000 * float(report.get('chunk_s') or 0):.0f} ms, "
+            f"followed {stale[len(stale) // 2] if stale else 0:.0f} ms after their pictures, "
+            f"seed {report['seed']} of the last, {_pruner(report)}"
+        )
+        return episode
 
-
-def say(text: str) -> None:
-    """One line for the reader."""
-    print(text, flush=True)
-
-
-def build(directory: Path) -> Path:
-    """Make the engine directory unless it is there."""
-    from ..engine_format import open_engine_directory
-    from ..errors import EngineDirectoryError
-
-    try:
-        open_engine_directory(directory)
-        say(f"Engine directory: {directory} (already built)")
-        return directory
-    except EngineDirectoryError:
-        pass
-    from ..builder.build import build_engine
-    from .build import ProgressLine
-
-    say(f"Building {directory} from the SmolLM2-135M-Instruct weights (int8); this is done once.")
-    start, progress = time.monotonic(), ProgressLine()
-    try:
-        build_engine("smollm2", directory, precision="int8", progress=progress)
-    finally:
-        progress.close()
-    say(f"Built in {time.monotonic() - start:.1f} s.")
-    return directory
-
-
-def set_environment(domain: int | None) -> None:
-    """Keep the talk on this machine and in a domain of its own; must come before rclpy is imported.
-
-    :raises EdgeLLMError: the domain is out of range.
-    """
-    if domain is not None and not 0 <= domain <= LAST_DOMAIN:
-        raise EdgeLLMError(f"--domain is {domain}; want 0 to {LAST_DOMAIN}.", RefusalCode.BAD_PARAMETER)
-    from ..ros.launch_spec import profile_environment
-
-    os.environ["ROS_DOMAIN_ID"] = str(1 + os.getpid() % LAST_DOMAIN if domain is None else domain)
-    os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
-    if os.environ.get("ROS_DISTRO") == "humble":  # which does not know the range
-        os.environ["ROS_LOCALHOST_ONLY"] = "1"
-    os.environ.setdefault("AMENT_PREFIX_PATH", sys.prefix)
-    os.environ.update(profile_environment(os.environ))
-
-
-def domain_text() -> str:
-    """The settings with which another terminal reaches the node."""
-    return f"ROS_DOMAIN_ID={os.environ['ROS_DOMAIN_ID']} ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST"
-
-
-@contextmanager
-def _elapsed_line(text: str) -> Iterator[Any]:
-    """Gives a function to call now and then; from the second second on it shows how long this takes."""
-    start, shown = time.monotonic(), 0
-
-    def tick(detail: str = "") -> None:
-        nonlocal shown
-        seconds = int(time.monotonic() - start)
-        if seconds <= shown:
+    def _progress(self, begun: int, chunks: int) -> None:
+        if not self._live:
             return
-        shown = seconds
-        line = f"{text} {seconds} s {detail}".rstrip()
-        print(f"\r{line}\033[K" if sys.stderr.isatty() else line, end="", file=sys.stderr, flush=True)
-        if not sys.stderr.isatty():
-            print(file=sys.stderr)
+        client = self._client
+        shoulder, elbow, wrist, gripper = client.joints
+        seed = f"seed {client.seeds[-1]}" if len(client.seeds) > chunks else ""
+        line = (
+            f"  {(client.now - begun) / 1e9:4.1f} s  arm {shoulder:+.2f} {elbow:+.2f} {wrist:+.2f} rad  "
+            f"gripper {100 * gripper:3.0f} %  {len(client.seeds) - chunks} chunks  {seed}"
+        )
+        print(f"\r{line}\033[K", end="", flush=True)
 
-    try:
-        yield tick
-    finally:
-        if shown and sys.stderr.isatty():
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+    def _show(self) -> None:
+        if self._live and os.environ.get("NO_COLOR") is None and self._client.views:
+            from .terminal_picture import picture_lines
+
+            say("\n".join(picture_lines(list(self._client.views.values()))))
 
 
-def wait_until_active(client: PromptClient, executor: Any, process: NodeProcess, start: float) -> None:
-    """Return when the node takes prompts.
+def _mark(good: bool) -> str:
+    return "ok  " if good else "FAIL"
 
-    :raises EdgeLLMError: it ended, could not load its engine, or took too long; what it wrote is shown.
+
+def _pruner(report: dict[str, str]) -> str:
+    if report.get("visual_pruning", "off") == "off":
+        return "pruner off"
+    kept, tokens = report["visual_tokens_kept"], report["visual_tokens"]
+    return f"pruner {report['visual_pruning']}: kept {kept} of {tokens} visual tokens"
+
+
+def _seed(text: str) -> int:
+    """:raises RequestError: it is no whole number from 0 on."""
+    if not text.isdecimal():
+        raise RequestError(f"The seed is {text!r}; want a whole number from 0 on.")
+    return int(text)
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    """``name=value`` with the value as YAML reads it.
+
+    :raises RequestError: it is none.
     """
-    from ..ros.client import spin_until
+    import yaml
 
-    with _elapsed_line("Starting the node:") as tick:
-        while not (client.lifecycle == "active" and client.connected):
-            spin_until(executor, lambda: client.lifecycle == "active" and client.connected, 0.2)
-            sentence = client.status.message if client.status else ""
-            tick(sentence)
-            failed = client.status is not None and client.status.level == b"\x02"
-            if failed or process.exit_code is not None or time.monotonic() - start > START_TIMEOUT:
-                why = sentence or f"it ended with exit code {process.exit_code}"
-                raise EdgeLLMError(f"the node did not become active: {why}\n{process.output()}", RefusalCode.NOT_ACTIVE)
-
-
-def ask(client: PromptClient, executor: Any, process: NodeProcess, prompt: str) -> bool:
-    """Publish the prompt, print the pieces as they come, then the figures; False when the answer is not whole."""
-    from ..ros.client import pairs, spin_until
-
-    say(f"\nPrompt: {prompt}\n")
-    client.on_delta = lambda text: print(text, end="", flush=True)
-    client.ask(prompt)
-    ended = spin_until(
-        executor,
-        lambda: bool(client.reports and client.responses) or process.exit_code is not None,
-        ANSWER_TIMEOUT,
-    )
-    # Topics are not ordered among each other: the last pieces may come after the whole text.
-    whole = ended and spin_until(executor, lambda: "".join(client.deltas) in client.responses, LAST_PIECES_TIMEOUT)
-    print("\n", flush=True)
-    if not ended or not client.reports or not client.responses:
-        say(f"No answer came.\n{process.output()}")
-        return False
-    report = client.reports[-1]
-    values = pairs(report)
-    if values["refusal_code"]:
-        say(f"No answer ({values['refusal_code']}): {report.message}")
-        return False
-    say(
-        f"{values['completion_tokens']} tokens, {float(values['tokens_per_second'] or 0):.1f} tokens/s, "
-        f"time to first token {1000 * float(values['time_to_first_token_s'] or 0):.0f} ms "
-        f"(seed {values['seed']}, {values['finish_reason']})"
-    )
-    if not whole:
-        say("The streamed pieces do not join to the whole answer.")
-        return False
-    return True
-
-
-def keep(process: NodeProcess) -> None:
-    """Wait for Ctrl-C or the end of the node."""
+    name, equals, value = text.partition("=")
     try:
-        say(f"\nThe node runs until Ctrl-C. From another terminal, with {domain_text()}:")
-        say("  ros2 topic pub --once /prompt std_msgs/msg/String \"{data: 'Tell me a joke.'}\"")
-        say("  ros2 topic echo /response/delta --field data")
-        while process.exit_code is None:
-            time.sleep(0.2)
-    except KeyboardInterrupt:
-        say("")
+        found = yaml.safe_load(value)
+    except yaml.YAMLError:
+        found = None
+    if not equals or not name.strip() or found is None:
+        raise RequestError(f"{text!r} sets no parameter; want NAME=VALUE, such as action.noise_seed=7.")
+    return name.strip(), found

@@ -6,6 +6,7 @@ import argparse
 import json
 
 from ..engine_format import EngineDirectory, open_engine_directory
+from ..vision.visual_directory import TILES, VisualDirectory, find_visual_directory, open_visual_directory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,9 +40,23 @@ def describe(directory: EngineDirectory) -> str:
         ("built by", f"edgellm_ros {manifest.builder_version}, fingerprint {manifest.fingerprint[:16]}"),
         ("files", f"{total / 1e6:.1f} MB in {directory.path}"),
     ]
+    place = find_visual_directory(directory.path, None)
+    if place is not None:
+        rows.insert(4, ("images", _tower(open_visual_directory(place))))
     lines = [f"{name + ':':<12}{text}" for name, text in rows]
     lines += [f"{'':<12}{size / 1e6:9.1f} MB  {name}" for name, size in manifest.files.items()]
     return "\n".join(lines)
+
+
+def _tower(visual: VisualDirectory) -> str:
+    tower = visual.tower
+    size = (
+        f"tiles of {tower.image_size} pixels a side, {tower.tokens_per_tile} tokens each"
+        if tower.layout == TILES
+        else f"any size, a token for {tower.patch_size * tower.spatial_merge_size} pixels a side"
+    )
+    planes = f", {tower.deepstack_planes} deepstack planes" if tower.deepstack_planes else ""
+    return f"{tower.model_type}, {visual.manifest.precision}: {size}{planes}"
 
 
 def run(arguments: argparse.Namespace) -> int:

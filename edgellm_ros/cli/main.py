@@ -18,7 +18,8 @@ COMMANDS = {
     "act": ("act", "compute one action chunk from a stored observation"),
     "perplexity": ("perplexity", "measure how well an engine directory predicts a text"),
     "tabletop-eval": ("tabletop_eval", "measure the tabletop's policy in closed loop"),
-    "demo": ("demo", "start the node, publish a prompt and print the streamed answer"),
+    "demo": ("demo", "act and answer in a small simulated world, through the node and its topics"),
+    "demo-text": ("demo_text", "start the node, publish a prompt and print the streamed answer"),
 }
 
 

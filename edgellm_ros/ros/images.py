@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import RefusalCode, RequestError
 from .cameras import Camera, cameras_of, decode_frame, stamp_of
+from .memory import keep_message_memory
 from .parameters import ImageSettings, Settings
 from .synchronizer import Frame, FrameEvent, FrameSet, NoFrames, Synchronizer
 
@@ -100,6 +101,7 @@ class CameraInputs:
         from sensor_msgs.msg import CompressedImage, Image
 
         self.cameras = cameras_of(settings, node.resolve_topic_name, default_names)
+        keep_message_memory()
         in_order = FRAMES_IN_ORDER if settings.action.pairing == "every" else 0
         self.frames = Synchronizer([camera.name for camera in self.cameras], in_order)
         self._node = node

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..errors import EdgeLLMError, RefusalCode
@@ -17,6 +17,7 @@ from .dds_profile import PROFILE_NAME, profile_variable
 from .parameter_schema import schema
 
 PARAMETER_FILE = "config/edgellm.yaml"
+ParameterValue = bool | int | float | str | list[str]
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -37,17 +38,21 @@ class NodeSpec:
     name: str
     namespace: str
     parameter_files: tuple[str, ...] = ()
-    parameters: Mapping[str, bool | str] = field(default_factory=dict)
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
     log_level: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     package: str = "edgellm_ros"
     executable: str = "edgellm_node"
+    module: str = "edgellm_ros.ros.node"  # what python runs where no executable is installed
+    remappings: tuple[tuple[str, str], ...] = ()
 
     def arguments(self) -> list[str]:
         """The command line after the executable, as ``ros2 run`` would be given it."""
         arguments = ["--ros-args", "-r", f"__node:={self.name}"]
         if self.namespace:
             arguments += ["-r", f"__ns:={'/' + self.namespace.strip('/')}"]
+        for topic, target in self.remappings:
+            arguments += ["-r", f"{topic}:={target}"]
         for path in self.parameter_files:
             arguments += ["--params-file", path]
         for name, value in self.parameters.items():
@@ -82,18 +87,10 @@ def node_specs(arguments: Mapping[str, str], environment: Mapping[str, str] | No
 
     :raises EdgeLLMError: an unknown argument, or a value that is not one of its choices.
     """
-    known = {argument.name: argument for argument in launch_arguments()}
-    for name, value in arguments.items():
-        if name not in known:
-            raise _refusal(f"The launch argument {name} does not exist; want one of {', '.join(known)}.")
-        choices = known[name].choices
-        if choices and value.lower() not in choices:
-            wanted = ", ".join(choice or "nothing" for choice in choices)
-            raise _refusal(f"The launch argument {name} is {value!r}; want one of {wanted}.")
-    values = {name: arguments.get(name, argument.default) for name, argument in known.items()}
-    parameters: dict[str, bool | str] = {
-        "use_sim_time": _BOOLEANS[values["use_sim_time"].lower()],
-        "autostart": _BOOLEANS[values["autostart"].lower()],
+    values = argument_values(launch_arguments(), arguments)
+    parameters: dict[str, ParameterValue] = {
+        "use_sim_time": boolean(values["use_sim_time"]),
+        "autostart": boolean(values["autostart"]),
     }
     for argument, parameter in (("engine_dir", "engine.directory"), ("backend", "engine.backend")):
         if values[argument]:
@@ -108,6 +105,27 @@ def node_specs(arguments: Mapping[str, str], environment: Mapping[str, str] | No
             environment=profile_environment(os.environ if environment is None else environment),
         ),
     )
+
+
+def argument_values(declared: Iterable[LaunchArgument], given: Mapping[str, str]) -> dict[str, str]:
+    """All declared arguments with what was given or their default.
+
+    :raises EdgeLLMError: an unknown argument, or a value that is not one of its choices.
+    """
+    known = {argument.name: argument for argument in declared}
+    for name, value in given.items():
+        if name not in known:
+            raise _refusal(f"The launch argument {name} does not exist; want one of {', '.join(known)}.")
+        choices = known[name].choices
+        if choices and value.lower() not in choices:
+            wanted = ", ".join(choice or "nothing" for choice in choices)
+            raise _refusal(f"The launch argument {name} is {value!r}; want one of {wanted}.")
+    return {name: given.get(name, argument.default) for name, argument in known.items()}
+
+
+def boolean(text: str) -> bool:
+    """What an argument with the choices true and false says."""
+    return _BOOLEANS[text.lower()]
 
 
 def profile_environment(environment: Mapping[str, str]) -> dict[str, str]:

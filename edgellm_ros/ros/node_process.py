@@ -1,4 +1,4 @@
-"""Starts ``edgellm_node`` as a process of its own and stops it again."""
+"""Starts a node as a process of its own and stops it again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NodeProcess:
     def __init__(self, spec: NodeSpec, environment: Mapping[str, str] | None = None) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "edgellm_ros.ros.node", *spec.arguments()],
+            [sys.executable, "-m", spec.module, *spec.arguments()],
             env={**(os.environ if environment is None else environment), **spec.environment},
             stdin=subprocess.DEVNULL,
             stdout=self._output,

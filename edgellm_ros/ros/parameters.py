@@ -130,6 +130,7 @@ class PrunerSettings:
     min_visual_tokens: int
     pivot_image_tokens: int
     pivot_text_tokens: int
+    allow_with_actions: bool
 
     @property
     def config(self) -> VisualPrunerConfig:
@@ -139,7 +140,9 @@ class PrunerSettings:
         """
         from ..vision.pruner import VisualPrunerConfig
 
-        return VisualPrunerConfig(**dataclasses.asdict(self))
+        values = dataclasses.asdict(self)
+        del values["allow_with_actions"]
+        return VisualPrunerConfig(**values)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +12,14 @@ import numpy as np
 from ..action.noise import NoiseMode, NoiseSeeds
 from ..action.policy_manifest import ACTION_DIRECTORY, POLICY_FILE, PolicyManifest
 from ..errors import PolicyError
+from ..vision.pruner import PruningOutcome
 
 if TYPE_CHECKING:
     from ..action.chunk import ActionChunk
     from ..action.observation import Observation
     from ..action.policy_runtime import PolicyRuntime
     from ..action.solver import RealTimeChunking
-    from .parameters import ActionSettings, SafetySettings, Settings
+    from .parameters import ActionSettings, PrunerSettings, SafetySettings, Settings
 
 
 def has_policy(directory: Path) -> bool:
@@ -73,19 +74,28 @@ class PolicyHost:
         *,
         chunking: RealTimeChunking | None = None,
         committed: np.ndarray | None = None,
+        pruner: PrunerSettings | None = None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> ActionChunk | None:
-        """One chunk under these settings; see ``PolicyRuntime.compute``."""
+        """One chunk under these settings; see ``PolicyRuntime.compute``.
+
+        A pruner that is on but not for actions is left out, and the chunk says so.
+        """
         self.seeds.base, self.seeds.mode = settings.noise_seed, NoiseMode(settings.noise_mode)
-        return self.runtime.compute(
+        for_actions = pruner is not None and pruner.allow_with_actions
+        chunk = self.runtime.compute(
             observation,
             task,
             noise_seed=self.seeds.next(observation.stamp),
             denoise_steps=settings.denoise_steps,
             chunking=chunking,
             committed=committed,
+            visual_pruner=pruner.config if pruner is not None and for_actions else None,
             cancelled=cancelled,
         )
+        if chunk is None or chunk.pruning is None or pruner is None or not pruner.enabled or for_actions:
+            return chunk
+        return replace(chunk, pruning=replace(chunk.pruning, outcome=PruningOutcome.ACTIONS))
 
     def close(self) -> None:
         """Free the engines."""

@@ -19,7 +19,7 @@ from ..runtime.request import FinishReason, LLMGenerationResponse
 from .joint_states import JointTracker
 from .motion import Motion, MotionSettings
 from .parameters import Settings
-from .prompt_request import PromptRequest
+from .prompt_request import PromptRequest, pruning_pairs
 
 if TYPE_CHECKING:
     from .images import CameraInputs
@@ -187,6 +187,7 @@ class PolicyRun:
             action,
             chunking=chunking,
             committed=committed,
+            pruner=settings.visual_pruner,
             cancelled=lambda: self._handle.cancelled,
         )
         if chunk is None:
@@ -202,6 +203,7 @@ class PolicyRun:
                 "chunks": self._chunks,
                 "x0_digest": chunk.noise_digest,
                 "observation_stamp": f"{chunk.stamp // NANOSECONDS}.{chunk.stamp % NANOSECONDS:09d}",
+                **pruning_pairs(chunk.pruning),
                 "chunk_s": time.perf_counter() - begun,
                 **{f"chunk.{name}": value for name, value in chunk.timings.items()},
             }

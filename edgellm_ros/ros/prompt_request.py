@@ -122,7 +122,7 @@ class PromptRequest:
             engine=engine,
             changed_settings=changed,
             details=dict(self.details),
-            images=(*self.images.report_pairs(), *_pruning_pairs(pruning)) if self.images.asked else (),
+            images=(*self.images.report_pairs(), *pruning_pairs(pruning).items()) if self.images.asked else (),
             prompt=self.prompt if include_text else None,
             response=self.text if include_text else None,
         )
@@ -143,8 +143,12 @@ class PromptRequest:
         )
 
 
-def _pruning_pairs(report: PruningReport | None) -> list[tuple[str, object]]:
+def pruning_pairs(report: PruningReport | None) -> dict[str, object]:
+    """What a report of the node says about pruning; nothing where no image could be pruned."""
     if report is None:
-        return []
-    pairs: list[tuple[str, object]] = [("visual_tokens", report.before), ("visual_tokens_kept", report.after)]
-    return [*pairs, ("visual_pruning", report.outcome.value)]
+        return {}
+    return {
+        "visual_tokens": report.before,
+        "visual_tokens_kept": report.after,
+        "visual_pruning": report.outcome.value,
+    }

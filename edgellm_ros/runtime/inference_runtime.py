@@ -214,6 +214,7 @@ class LLMInferenceRuntime:
             "mixed_positions": self.rank.executor.mixed_positions,
             "adapters": list(self.rank.adapters.names),
             "chat_template": self.tokenizer.chat_template is not None,
+            "vision": None if self.rank.vision is None else self.rank.vision.describe(),
             "load_seconds": self._load_seconds,
             "memory": dict(self.rank.backend.memory()),
             "engine": self.rank.executor.engine_details,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..backends.base import Backend, EmbeddingTable
+from ..backends.registry import open_backend
 from ..engine_format import EngineConfig, EngineDirectory, Manifest
 from ..errors import EdgeLLMError, MisuseError, RefusalCode
 from ..json_values import shown
@@ -27,6 +29,8 @@ from .request import check_number
 from .stage_times import StageTime
 from .system_prompt import SystemPromptStore
 from .token_pruning import TokenPruner
+
+_LOG = logging.getLogger(__name__)
 
 
 class RankModel:
@@ -80,7 +84,9 @@ class RankModel:
 
     def _open_vision(self, directory: VisualDirectory) -> VisionRunner:
         try:
-            vision = VisionRunner(directory, self._engine.backend)
+            vision = VisionRunner(
+                directory, self._engine.backend, tower_backend=_tower_backend(self._engine.backend.name)
+            )
         except BaseException:
             self._engine.close()
             raise
@@ -238,6 +244,14 @@ class RankModel:
         if layer not in layers:
             there = f"want one of {', '.join(map(str, layers))}" if layers else "build it with --hidden-states LAYER"
             raise MisuseError(f"accept_hidden_layer is {shown(layer)}, which this engine does not give; {there}.")
+
+
+def _tower_backend(name: str) -> Backend | None:
+    """Where a tower runs that the language model's backend has no engine for; None: there as well."""
+    if name != "tensorrt":
+        return None
+    _LOG.warning("image towers have no TensorRT plan: ONNX Runtime runs this one on the CPU.")
+    return open_backend("onnxruntime")
 
 
 def refuse_unserved(**options: object) -> None:

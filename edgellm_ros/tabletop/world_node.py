@@ -16,8 +16,9 @@ from dataclasses import asdict
 
 import rclpy
 from builtin_interfaces.msg import Time
-from rcl_interfaces.msg import FloatingPointRange, ParameterDescriptor
+from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
 from rclpy.clock import Clock, ClockType
+from rclpy.exceptions import ParameterException
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
@@ -30,6 +31,7 @@ from trajectory_msgs.msg import JointTrajectory
 from ..errors import RequestError
 from .cameras import CAMERA_NAMES, IMAGE_SIZE
 from .geometry import JOINT_NAMES
+from .launch_spec import LAST_SEED, SPEEDS
 from .physics import SUBSTEP
 from .simulation import STEP, Simulation
 from .trajectory_follower import NANOSECONDS, TrajectoryPoint
@@ -46,7 +48,14 @@ class WorldNode(Node):  # type: ignore[misc]
     def __init__(self, **options: object) -> None:
         super().__init__("tabletop", **options)
         fixed = {"read_only": True}
-        self.declare_parameter("seed", 0, ParameterDescriptor(description="Of the episode that ~/reset begins."))
+        self.declare_parameter(
+            "seed",
+            0,
+            ParameterDescriptor(
+                description="Of the episode that ~/reset begins.",
+                integer_range=[IntegerRange(from_value=0, to_value=LAST_SEED)],
+            ),
+        )
         self.declare_parameter(
             "held_out", False, ParameterDescriptor(description="Whether the task names a combination never trained on.")
         )
@@ -60,7 +69,7 @@ class WorldNode(Node):  # type: ignore[misc]
             1.0,
             ParameterDescriptor(
                 description="Simulated seconds in one second.",
-                floating_point_range=[FloatingPointRange(from_value=0.05, to_value=50.0)],
+                floating_point_range=[FloatingPointRange(from_value=SPEEDS[0], to_value=SPEEDS[1])],
                 **fixed,
             ),
         )
@@ -157,7 +166,12 @@ class WorldNode(Node):  # type: ignore[misc]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the node until an interrupt."""
     rclpy.init(args=sys.argv if arguments is None else [sys.argv[0], *arguments])
-    node = WorldNode()
+    try:
+        node = WorldNode()
+    except ParameterException as error:
+        rclpy.try_shutdown()
+        print(f"tabletop_world: {error}", file=sys.stderr)
+        return 2
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     try:

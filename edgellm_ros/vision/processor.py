@@ -150,6 +150,8 @@ def open_processor(visual_dir: Path, *, normalise: bool = True) -> Processor:
             f"{visual_dir / 'config.json'} names the family {settings.family!r}, whose images cannot be processed; "
             f"want one of {', '.join(_FAMILIES)}."
         )
+    if opened is not _letterbox:  # whose sizes are the policy's own
+        settings.check_steps()
     return opened(settings)
 
 

@@ -33,6 +33,17 @@ class ProcessorSettings:
         """An error about the image processor's file."""
         return EngineDirectoryError(f"{self.source}: {sentence}.")
 
+    def check_steps(self) -> None:
+        """:raises EngineDirectoryError: the image processor has no settings, or a step of it is switched off."""
+        if not self.image:
+            raise EngineDirectoryError(
+                f"{self.directory / 'preprocessor_config.json'} is missing or empty; it comes with the "
+                "checkpoint: fetch it and build the engine directory again."
+            )
+        for name in _OFF:
+            if not self.flag(name, default=True):
+                raise self.fault(f"{name} is false; this step is part of every processor here, so want true")
+
     def size(self, name: str, values: dict[str, Any] | None = None, *, default: int | None = None) -> int:
         """A positive whole number of the image processor's object (or of ``values``)."""
         found = (self.image if values is None else values).get(name, default)
@@ -110,7 +121,7 @@ def _optional(path: Path) -> dict[str, Any]:
 def read_processor_settings(directory: Path, *, normalise: bool = True) -> ProcessorSettings:
     """The settings that a folder holds; newer checkpoints keep all of them in processor_config.json.
 
-    :raises EngineDirectoryError: config.json is missing, a file is unsound, or a step that must run is switched off.
+    :raises EngineDirectoryError: config.json is missing, or a file is unsound.
     """
     config = read_json(directory / "config.json")
     family = config.get("model_type", config.get("type"))
@@ -125,10 +136,6 @@ def read_processor_settings(directory: Path, *, normalise: bool = True) -> Proce
         source = directory / "processor_config.json"
         image = _object(processor, "image_processor")
     video = _optional(directory / "video_preprocessor_config.json") or _object(processor, "video_processor") or image
-    settings = ProcessorSettings(
+    return ProcessorSettings(
         directory, plain_text(family), config, image, processor, video, source, normalise=normalise
     )
-    for name in _OFF:
-        if not settings.flag(name, default=True):
-            raise settings.fault(f"{name} is false; this step is part of every processor here, so want true")
-    return settings

@@ -34,6 +34,7 @@ class PruningOutcome(str, Enum):
     NO_PIVOTS = "no_pivots"  # no text in the prompt, and no image pivots asked for
     SLIDING_WINDOW = "sliding_window"  # the engine's window counts cache slots, not positions
     HIDDEN_STATES = "hidden_states"  # the states of every position were asked for
+    ACTIONS = "actions"  # a policy acts by what it sees: not asked for there, or it sees by other means than a prefix
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,11 @@ import numpy as np
 
 from .opencv import opencv
 
-ROWS_AT_ONCE = 8  # of a product; more rows share more loads, but their common window holds more zeros
-PRODUCTS_AT_ONCE = 8  # whose input is converted, and whose results are rounded, in one call each
-STRIP = 2048  # columns that are worked on together, so that a window of rows stays in the second-level cache
+ROWS_AT_ONCE = 4  # of a product; more rows share more loads, but their common window holds more zeros
+PRODUCTS_AT_ONCE = 12  # whose input is converted, and whose results are rounded, in one call each
+WINDOW = 112  # input rows of them at most, where a single one does not take more: again so that the cache holds them
+TURNED_AT_ONCE = 32  # rows of an image that is transposed
+STRIP = 4096  # columns that are worked on together, so that a window of rows stays in the second-level cache
 FRACTION = float(1 << 22)  # Pillow keeps weights as whole numbers of this fraction, which decides ties of gradients
 HALF_UP = {np.dtype(np.float32): 8e-6, np.dtype(np.float64): 1e-9}  # OpenCV alone rounds exact halves to even
 
@@ -113,9 +115,10 @@ def _blocks(length: int, new_length: int, kernel: Filter) -> tuple[_Block, ...]:
         values = np.trunc(values * FRACTION + np.copysign(0.5, values)) / FRACTION
         return np.ascontiguousarray(values, number)
 
+    at_once = ROWS_AT_ONCE * max(1, min(PRODUCTS_AT_ONCE, int((WINDOW - 2 * reach) / scale / ROWS_AT_ONCE)))
     blocks = []
-    for start in range(0, new_length, ROWS_AT_ONCE * PRODUCTS_AT_ONCE):
-        stop = min(start + ROWS_AT_ONCE * PRODUCTS_AT_ONCE, new_length)
+    for start in range(0, new_length, at_once):
+        stop = min(start + at_once, new_length)
         first = int(lows[start])
         products = []
         for row in range(start, stop, ROWS_AT_ONCE):
@@ -166,6 +169,13 @@ def _resize_rows(image: np.ndarray, result: np.ndarray, kernel: Filter, cv2: Any
             cv2.add(sums[: len(rows)], half_up, dst=rows, dtype=cv2.CV_8U)
 
 
+def _turn(image: np.ndarray, result: np.ndarray, cv2: Any) -> None:
+    """Transpose [H,W,3] into [W,H,3]; OpenCV alone leaves the cache with large images."""
+    for start in range(0, len(image), TURNED_AT_ONCE):
+        stop = start + TURNED_AT_ONCE
+        cv2.transpose(image[start:stop], result[:, start:stop])
+
+
 def resize(image: np.ndarray, height: int, width: int, kernel: Filter, *, borrowed: str = "") -> np.ndarray:
     """uint8 [H,W,3] to uint8 [height,width,3]; C-contiguous. Columns first, then rows, as Pillow does.
 
@@ -180,12 +190,12 @@ def resize(image: np.ndarray, height: int, width: int, kernel: Filter, *, borrow
 
     if old_width != width:
         turned = _buffers.take("turned", (old_width, old_height, 3), _LEVELS)
-        cv2.transpose(image, turned)
+        _turn(image, turned, cv2)
         wide = _buffers.take("wide", (width, old_height, 3), _LEVELS)
         _resize_rows(turned.reshape(old_width, -1), wide.reshape(width, -1), kernel, cv2)
         shape = (old_height, width, 3)
         image = result_of(shape) if old_height == height else _buffers.take("upright", shape, _LEVELS)
-        cv2.transpose(wide, image)
+        _turn(wide, image, cv2)
     if old_height != height:
         result = result_of((height, width, 3))
         _resize_rows(np.ascontiguousarray(image).reshape(old_height, -1), result.reshape(height, -1), kernel, cv2)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.base import Backend
+from ..backends.base import Backend, Tensor
 from ..errors import RefusalCode, RequestError
 from .encoder_cache import DEFAULT_BUDGET_BYTES, EncoderCache
 from .media import IMAGE, VIDEO, EncodedMedia, Media, MediaItem
@@ -37,6 +37,8 @@ class VisionMetrics:
 class VisionRunner:
     """``place`` may run on any thread; ``encode`` belongs to the one that drives the backend.
 
+    ``tower_backend`` runs the tower in place of ``backend``, which gets copies of its rows; it is closed with this.
+
     :raises BackendError: the tower does not load.
     :raises EngineDirectoryError: the directory fails a check.
     """
@@ -48,10 +50,13 @@ class VisionRunner:
         *,
         processor: Processor | None = None,
         cache_bytes: int = DEFAULT_BUDGET_BYTES,
+        tower_backend: Backend | None = None,
     ) -> None:
         self.directory = directory
         self.processor = processor or open_processor(directory.path)
-        self.tower = Tower(directory, backend)
+        self._backend = backend
+        self._tower_backend = tower_backend  # where the tower runs, if not where the language model does
+        self.tower = Tower(directory, tower_backend or backend)
         self.cache = EncoderCache(cache_bytes)
         self.metrics = VisionMetrics()
         # Placeholder and grid follow from the size of an image alone, and cameras keep theirs.
@@ -167,15 +172,45 @@ class VisionRunner:
                     f"an image gave {encoded.embeddings.shape[0]} rows for {item.token_count} tokens of the prompt; "
                     "build the engine directory again."
                 )
+            encoded = self._brought_over(encoded)
             self.cache.put(item.digest, encoded)
             metrics.encoded += 1
         metrics.encoding_seconds += time.perf_counter() - start
         return encoded
 
+    def _brought_over(self, encoded: EncodedMedia) -> EncodedMedia:
+        """The rows in memory of the language model's device."""
+        if self._tower_backend is None:
+            return encoded
+
+        def copy(rows: Tensor) -> Tensor:
+            place = self._backend.allocate(rows.shape, rows.dtype)
+            place.write(rows.numpy())
+            return place
+
+        return EncodedMedia(copy(encoded.embeddings), tuple(copy(plane) for plane in encoded.planes))
+
+    def describe(self) -> dict[str, Any]:
+        """Tower and encoder cache as plain values, for reports and diagnostics. Any thread may ask."""
+        return {
+            "model_type": self.tower.settings.model_type,
+            "precision": self.directory.manifest.precision,
+            "images": self.metrics.images,
+            "image_tokens": self.metrics.image_tokens,
+            "encoded": self.metrics.encoded,
+            "processing_seconds": self.metrics.processing_seconds,
+            "encoding_seconds": self.metrics.encoding_seconds,
+            "cache_items": len(self.cache),
+            "cache_bytes": self.cache.nbytes,
+            "cache_budget_bytes": self.cache.budget_bytes,
+        }
+
     def close(self) -> None:
         """Free the tower and what it gave."""
         self.cache.clear()
         self.tower.close()
+        if self._tower_backend is not None:
+            self._tower_backend.close()
 
 
 def _triple(grid: np.ndarray) -> tuple[int, int, int]:

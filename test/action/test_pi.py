@@ -96,16 +96,16 @@ def test_names_without_the_common_prefix_and_a_table_under_its_own_name_are_read
 _PLACE = policy_engines.PolicyEngines._place
 
 
-def _one_position_early(self, engine, start, length, ends):
-    _PLACE(self, engine, start and start - 1, length, ends)
+def _one_position_early(self, engine, positions, ends):
+    _PLACE(self, engine, positions - bool(positions[0]), ends)
 
 
-def _causal(self, engine, start, length, ends):
-    _PLACE(self, engine, start, length, start + 1 + np.arange(length, dtype=np.int32)[None] if start else ends)
+def _causal(self, engine, positions, ends):
+    _PLACE(self, engine, positions, positions + 1 if positions[0] else ends)
 
 
-def _state_sees_actions(self, engine, start, length, ends):
-    _PLACE(self, engine, start, length, np.full_like(ends, ends.max()))
+def _state_sees_actions(self, engine, positions, ends):
+    _PLACE(self, engine, positions, np.full_like(ends, ends.max()))
 
 
 def _bins_one_up(state):

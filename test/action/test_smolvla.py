@@ -21,6 +21,7 @@ from edgellm_ros.action.solver import RealTimeChunking
 from edgellm_ros.builder.action_families import smolvla
 from edgellm_ros.builder.build import build_engine
 from edgellm_ros.errors import CheckpointError, ChunkError, ObservationError, RequestError
+from edgellm_ros.vision.pruner import PruningOutcome, PruningReport, VisualPrunerConfig
 
 FOLDER, ARRAYS, CASES = reference("smolvla")
 EXACT = {name: row for name, row in CASES.items() if name != "long"}
@@ -64,16 +65,16 @@ def test_eight_bits_stay_near(tmp_path):
 _PLACE, _SINUSOIDS = policy_engines.PolicyEngines._place, policy_runtime.sinusoids
 
 
-def _one_position_early(self, engine, start, length, ends):
-    _PLACE(self, engine, start and start - 1, length, ends)
+def _one_position_early(self, engine, positions, ends):
+    _PLACE(self, engine, positions - bool(positions[0]), ends)
 
 
-def _actions_see_later_ones(self, engine, start, length, ends):
-    _PLACE(self, engine, start, length, np.full_like(ends, ends.max()))
+def _actions_see_later_ones(self, engine, positions, ends):
+    _PLACE(self, engine, positions, np.full_like(ends, ends.max()))
 
 
-def _pictures_see_the_state(self, engine, start, length, ends):
-    _PLACE(self, engine, start, length, ends if start else np.full_like(ends, length))
+def _pictures_see_the_state(self, engine, positions, ends):
+    _PLACE(self, engine, positions, ends if positions[0] else np.full_like(ends, len(ends)))
 
 
 def _cosines_first(times, waves):
@@ -93,6 +94,53 @@ def test_a_broken_mask_position_or_time_changes_the_chunk(engines, monkeypatch, 
     monkeypatch.setattr(*BREAKS[what])
     with PolicyRuntime(engines["onnxruntime"], threads=1) as opened:
         assert scaled_error(compute(opened, "all").normalised, ARRAYS["all_normalised"]) > 1e-3
+
+
+PRUNER = VisualPrunerConfig(enabled=True, reduction_ratio=0.5, min_visual_tokens=1)
+CAMERAS = ("top", "wrist", "side")
+
+
+def compute_pruned(opened, **options):
+    options = {"noise": ARRAYS["pruned_noise"], "visual_pruner": PRUNER, **options}
+    return opened.compute(observation(ARRAYS, "pruned", CAMERAS), "touch the ring", **options)
+
+
+def choose(keep):
+    """Stands in for the backend's choice: these rows of the prefix stay, and all words."""
+    return lambda embeddings, spans, *pivots: np.append(keep, np.arange(12, embeddings.shape[0])).astype(np.int32)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_pruned_chunk_equals_one_in_which_nobody_attends_to_what_was_dropped(engines, lowering, monkeypatch):
+    with PolicyRuntime(engines[lowering], threads=1) as opened:
+        keep = np.setdiff1d(np.arange(12), ARRAYS["pruned_dropped"])
+        monkeypatch.setattr(opened.backend, "select_tokens", choose(keep))
+        chunk = compute_pruned(opened)
+        assert scaled_error(chunk.normalised, ARRAYS["pruned_normalised"]) < 1e-5
+        assert scaled_error(chunk.rows, ARRAYS["pruned_actions"]) < 1e-5
+        assert chunk.pruning == PruningReport(PruningOutcome.APPLIED, 12, 6)
+        monkeypatch.setattr(opened.backend, "select_tokens", choose(np.arange(12)))
+        assert np.array_equal(compute_pruned(opened).rows, compute_pruned(opened, visual_pruner=None).rows)
+
+
+def test_a_pruned_chunk_takes_tokens_of_every_camera_and_repeats(runtime):
+    whole, first, second = compute_pruned(runtime, visual_pruner=None), compute_pruned(runtime), compute_pruned(runtime)
+    assert np.array_equal(first.rows, second.rows) and not np.array_equal(first.rows, whole.rows)
+    assert whole.pruning.outcome is PruningOutcome.OFF and first.pruning.after == 6
+
+
+@pytest.mark.parametrize("what", ["positions", "actions"])
+def test_positions_that_close_up_over_dropped_tokens_change_the_chunk(engines, monkeypatch, what):
+    def closed(self, engine, positions, ends):
+        moved = np.arange(len(positions)) if positions[0] < 12 else positions - (6 if what == "actions" else 0)
+        _PLACE(self, engine, moved if what == "positions" or positions[0] >= 12 else positions, ends)
+
+    monkeypatch.setattr(policy_engines.PolicyEngines, "_place", closed)
+    with PolicyRuntime(engines["onnxruntime"], threads=1) as opened:
+        monkeypatch.setattr(
+            opened.backend, "select_tokens", choose(np.setdiff1d(np.arange(12), ARRAYS["pruned_dropped"]))
+        )
+        assert scaled_error(compute_pruned(opened).normalised, ARRAYS["pruned_normalised"]) > 1e-3
 
 
 @pytest.mark.parametrize("what", ["positions of crossing layers", "theta", "deviation"])

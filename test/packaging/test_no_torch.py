@@ -32,7 +32,7 @@ CASES = {
     "every_module": """
 import importlib, pkgutil, edgellm_ros
 for module in pkgutil.walk_packages(edgellm_ros.__path__, "edgellm_ros."):
-    if HAVE_ROS or not module.name.startswith(("edgellm_ros.ros", "edgellm_ros.cli.demo")):
+    if HAVE_ROS or not module.name.startswith(("edgellm_ros.ros", "edgellm_ros.tabletop")):
         importlib.import_module(module.name)
 """,
     "fake_engine": f"""{GENERATE}

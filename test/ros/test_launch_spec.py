@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import runpy
+import sys
+import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgellm_ros.errors import EdgeLLMError
 from edgellm_ros.ros.dds_profile import NEW_VARIABLE, OLD_VARIABLE
 from edgellm_ros.ros.launch_spec import launch_arguments, node_specs
+from edgellm_ros.ros.parameter_schema import schema
+from edgellm_ros.tabletop.launch_spec import tabletop_specs
 
 
 def test_the_defaults_start_one_node_with_the_shipped_parameter_file() -> None:
@@ -74,3 +80,86 @@ def test_the_launch_file_is_read_by_launch(repository: Path) -> None:
     description = source.get_launch_description(LaunchService().context)
     declared = {argument.name for argument in description.get_launch_arguments()}
     assert declared == {argument.name for argument in launch_arguments()}
+
+
+def test_the_tabletop_is_a_world_and_a_node_whose_trajectories_it_follows() -> None:
+    world, node = tabletop_specs({"engine_dir": "/e", "seed": "3", "rate": "5", "splice": "blend"}, {})
+    assert (world.executable, world.module) == ("tabletop_world", "edgellm_ros.tabletop.world_node")
+    assert world.parameters == {"seed": 3, "real_time_factor": 1.0, "simulated_time": True}
+    assert node.arguments()[3:5] == ["-r", "action_trajectory:=joint_trajectory"]
+    assert 'cameras:=["top", "angled"]' in node.arguments() and "action.rate:=5.0" in node.arguments()
+    assert set(node.parameters) - {"use_sim_time"} <= set(schema().by_name)
+    _, node = tabletop_specs({"engine_dir": "/e", "simulated_time": "false"}, {})
+    assert node.parameters["use_sim_time"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"seed": "-1"}, "seed is '-1'; want a whole number from 0 to 2147483647"),
+        ({"seed": "x"}, "seed is 'x'"),
+        ({"real_time_factor": "nan"}, "real_time_factor is 'nan'; want a number from 0.05 to 50"),
+        ({"rate": "0"}, "rate is '0'; want a number from 0.1 to 100"),
+        ({"splice": "fade"}, "splice is 'fade'; want one of replace"),
+        ({"engine": "/e"}, "launch argument engine does not exist"),
+    ],
+)
+def test_unfit_arguments_of_the_tabletop_are_refused(arguments: dict[str, str], reason: str) -> None:
+    with pytest.raises(EdgeLLMError, match=reason):
+        tabletop_specs(arguments, {})
+
+
+@pytest.mark.parametrize("name", ["edgellm", "tabletop"])
+def test_a_launch_file_declares_its_arguments_and_starts_its_nodes(
+    name: str, repository: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """``launch`` is not among the wheels: modules that only keep what they are given stand in for it."""
+    made = stand_in_for_launch(monkeypatch)
+    built: list[str] = []
+    monkeypatch.setattr("edgellm_ros.cli.engine_cache.build_tabletop", built.append)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    description = runpy.run_path(str(repository / "launch" / f"{name}.launch.py"))["generate_launch_description"]()
+    arguments = [entity for kind, entity in made if kind == "DeclareLaunchArgument"]
+    nodes = description.entities[-1].keywords["function"](None)
+    if name == "edgellm":
+        assert [node.keywords["executable"] for node in nodes] == ["edgellm_node"]
+        assert [entity.values[0] for entity in arguments] == [argument.name for argument in launch_arguments()]
+    else:
+        assert [node.keywords["executable"] for node in nodes] == ["tabletop_world", "edgellm_node"]
+        assert nodes[1].keywords["remappings"] == [("action_trajectory", "joint_trajectory")]
+        assert built == [nodes[1].keywords["parameters"][0]["engine.directory"]]
+
+
+def stand_in_for_launch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """What is made of any of these classes, in its order."""
+    made: list[tuple[str, Any]] = []
+    defaults: dict[str, str] = {}
+
+    class Made:
+        def __init__(self, *values: Any, **keywords: Any) -> None:
+            self.values, self.keywords = values, keywords
+            made.append((type(self).__name__, self))
+            if "default_value" in keywords:
+                defaults[values[0]] = keywords["default_value"]
+
+        @property
+        def entities(self) -> list[Any]:
+            return list(self.values[0])
+
+        def perform(self, context: Any) -> str:
+            return defaults[self.values[0]]
+
+    modules = {
+        "launch": ["LaunchDescription"],
+        "launch.launch_description": ["LaunchDescription"],
+        "launch.actions": ["DeclareLaunchArgument", "OpaqueFunction"],
+        "launch.substitutions": ["LaunchConfiguration"],
+        "launch_ros": [],
+        "launch_ros.actions": ["Node"],
+    }
+    for module_name, classes in modules.items():
+        module = types.ModuleType(module_name)
+        for class_name in classes:
+            setattr(module, class_name, type(class_name, (Made,), {}))
+        monkeypatch.setitem(sys.modules, module_name, module)
+    return made

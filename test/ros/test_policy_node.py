@@ -305,3 +305,19 @@ def test_a_policy_of_unknown_meaning_publishes_no_trajectory(start_node, tmp_pat
     assert bench.ask(TASK)[0]["chunks"] == "1"
     bench.wait(lambda: robot.chunks, "the raw chunk arrives")
     assert robot.chunks[0].layout.dim[1].label.startswith("action_0 [unknown]")
+
+
+def test_the_pruner_leaves_actions_alone_unless_it_is_told_not_to_and_reports_say_so(start):
+    bench, robot = start({"action.noise_mode": "fixed"})
+    show(bench, robot)
+    reports = [bench.ask(TASK)[0]]
+    for change in (
+        {"visual_pruner__enabled": True, "visual_pruner__min_visual_tokens": 1, "visual_pruner__reduction_ratio": 0.5},
+        {"visual_pruner__allow_with_actions": True},
+    ):
+        assert set(bench.set(**change)) == {""}
+        reports += bench.ask(TASK)
+    bench.wait(lambda: len(robot.chunks) == 3, "three chunks")
+    assert [report["visual_pruning"] for report in reports] == ["off", "actions", "applied"]
+    assert [report["visual_tokens_kept"] for report in reports] == ["12", "12", "6"]
+    assert robot.chunks[0].data == robot.chunks[1].data != robot.chunks[2].data

@@ -101,6 +101,18 @@ def test_gemma_3_has_blank_lines_around_an_image(built, files, capsys):
     assert len(found["input_ids"]) == len(text["input_ids"]) + 9 + marks + 4
 
 
+@pytest.mark.parametrize(
+    ("family", "sentence"),
+    [
+        ("qwen2_vl", "images:     qwen2_vl, fp32: any size, a token for 6 pixels a side"),
+        ("gemma3", "images:     gemma3, fp32: tiles of 24 pixels a side, 9 tokens each"),
+    ],
+)
+def test_info_tells_of_the_tower(built, capsys, family, sentence):
+    assert main(["info", built(family)]) == 0
+    assert sentence in capsys.readouterr().out
+
+
 def test_a_video_is_one_item_with_time_where_the_family_has_it(built, files, capsys):
     found = report(capsys, built("qwen2_vl"), "--prompt", "hi", "--video", str(files / "v.avi"), "--video-frames", "4")
     assert found["media"] == [{"kind": "video", "tokens": 24, "grid": [2, 6, 8]}]

@@ -13,7 +13,9 @@ from vision_engines import LOWERINGS, engine, reference
 from vision_inputs import FAMILIES, GRIDS, SECONDS_PER_PATCH, VIDEO_SEED, pixel_values, token_count
 
 import edgellm_ros.vision.runner as vision_runner
-from edgellm_ros.errors import RefusalCode, RequestError
+from edgellm_ros.backends.cpu import CPUBackend
+from edgellm_ros.errors import MisuseError, RefusalCode, RequestError
+from edgellm_ros.runtime import rank_model
 from edgellm_ros.runtime.context_cache import ContextCacheConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import (
@@ -179,6 +181,8 @@ def test_images_are_encoded_once_and_known_prefixes_with_them_are_reused(opened,
     reusable = family not in ("paligemma", "gemma3")  # there the prompt, or images that touch, see all of each other
     assert (again.reused_token_counts[0] >= 16) == reusable
     assert (vision.metrics.encoded, vision.processor.processed) == (3, 3)
+    told = runtime.describe()["vision"]
+    assert (told["encoded"], told["cache_items"], told["images"] >= 3) == (3, 3, True)
     check(run(runtime, [rows[1]]), [rows[1]])  # an image of the other prompt, elsewhere
     assert vision.metrics.encoded == 3
     other = {**rows[2], "images": [2, 0, 1]}
@@ -279,3 +283,20 @@ def test_a_scheduler_answers_prompts_with_and_without_images_together(opened, fa
     finally:
         scheduler.shutdown()
     assert runtime.rank.vision.metrics.encoded == 3
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "internvl"])
+def test_a_tower_on_another_backend_gives_its_rows_to_the_model_s(opened, family, monkeypatch):
+    towers = []
+
+    def elsewhere(name: str) -> CPUBackend:
+        towers.append(CPUBackend(1))
+        return towers[-1]
+
+    monkeypatch.setattr(rank_model, "_tower_backend", elsewhere)
+    runtime = opened(family)
+    rows = reference(family)["answers"]
+    check(run(runtime, rows), rows)
+    runtime.close()
+    with pytest.raises(MisuseError, match="this backend is closed"):
+        towers[0].open_engine(runtime.rank.vision.directory.graph)

@@ -145,6 +145,12 @@ def test_unsound_settings_are_refused_by_name(changes, sentence, tmp_path):
     assert "preprocessor_config.json" in str(refusal.value)
 
 
+def test_a_missing_file_is_named(tmp_path):
+    (write_folder(tmp_path, case_named("paligemma")) / "preprocessor_config.json").unlink()
+    with pytest.raises(EngineDirectoryError, match=r"preprocessor_config\.json is missing or empty"):
+        open_processor(tmp_path)
+
+
 def test_an_unknown_family_is_refused_by_name(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "whisper"}', "utf-8")
     with pytest.raises(EngineDirectoryError, match=r"'whisper'.*smolvlm"):

@@ -18,6 +18,7 @@ from ..lowerings.base import whole
 from ..weight_views import reshaped, rows_times
 from .base import activation, divided, section, side_length
 from .layers import IMAGES, Layers
+from .tiles import TileTower
 
 TOWER = "visual.tower."
 PROJECTOR_EPSILON = 1e-5
@@ -53,41 +54,19 @@ TRANSFORMERS = Spelling(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class InternTower:
-    """See ``Tower``; ``block`` squares of patches become one token."""
+@dataclass(frozen=True, kw_only=True)
+class InternTower(TileTower):
+    """See ``Tower``."""
 
     spelling: Spelling
-    hidden_size: int
-    intermediate_size: int
-    layers: int
-    heads: int
-    patch_size: int
-    image_size: int
-    channels: int
-    epsilon: float
-    activation: str
     projector_activation: str
     layer_norms: bool
     projection_bias: bool
     query_key_norm: bool
-    block: int
-    out_size: int
 
     def __post_init__(self) -> None:
-        divided("vision hidden_size", self.hidden_size, "num_attention_heads", self.heads)
+        super().__post_init__()
         divided("image_size", self.image_size, "patch_size", self.patch_size)
-        divided("patches of an image side", self.side, "a token's side", self.block)
-
-    @property
-    def side(self) -> int:
-        """Patches along a side."""
-        return self.image_size // self.patch_size
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a tile."""
-        return (self.side // self.block) ** 2
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """See ``Tower``."""
@@ -128,18 +107,6 @@ class InternTower:
     def may_be_left_out(self, name: str) -> bool:
         """See ``Tower``: a norm that is only there for the class token, and a token for training."""
         return name.startswith((f"{TOWER}layernorm.", f"{TOWER}embeddings.mask_token"))
-
-    def settings(self) -> dict[str, Any]:
-        """See ``Tower``."""
-        return {
-            "model_type": "internvl",
-            "layout": "tiles",
-            "image_size": self.image_size,
-            "num_channels": self.channels,
-            "patch_size": self.patch_size,
-            "tokens_per_tile": self.tokens,
-            "hidden_size": self.out_size,
-        }
 
     def build(self, layers: Layers) -> None:
         """See ``Tower``."""
@@ -249,6 +216,7 @@ def _tower(
         "layer_norm": "layer_norm", "rms_norm": "rms_norm",
     })  # fmt: skip
     return InternTower(
+        model_type="internvl",
         spelling=spelling,
         hidden_size=whole_number(vision, "hidden_size", 1024),
         intermediate_size=whole_number(vision, "intermediate_size", 4096),

@@ -18,6 +18,7 @@ from ..weight_views import turned
 from ..weights import shifted
 from .base import activation, divided, section, side_length
 from .layers import IMAGES, Layers
+from .tiles import TileTower
 
 TOWER = "visual.tower."
 SHUFFLE, LINEAR, POOL = "shuffle", "linear", "pool"
@@ -25,39 +26,13 @@ SHUFFLED, PROJECTED = "visual.connector.weight", "visual.projector.linear"
 POOLED, POOL_NORM = "visual.projector.mm_input_projection_weight", "visual.projector.mm_soft_emb_norm.weight"
 
 
-@dataclass(frozen=True)
-class SiglipTower:
-    """See ``Tower``. ``block`` squares of patches become one token; ``fractions`` finds positions as Idefics3 does."""
+@dataclass(frozen=True, kw_only=True)
+class SiglipTower(TileTower):
+    """See ``Tower``. ``fractions`` finds positions as Idefics3 does."""
 
-    model_type: str
-    hidden_size: int
-    intermediate_size: int
-    layers: int
-    heads: int
-    patch_size: int
-    image_size: int
-    channels: int
-    epsilon: float
-    activation: str
     connector: str
-    block: int
-    out_size: int
     fractions: bool = False
     blocks: str = ""  # what sees itself in both directions: each of the "images", or the whole "prompt"
-
-    def __post_init__(self) -> None:
-        divided("vision hidden_size", self.hidden_size, "num_attention_heads", self.heads)
-        divided("patches of an image side", self.side, "a token's side", self.block)
-
-    @property
-    def side(self) -> int:
-        """Patches along a side."""
-        return self.image_size // self.patch_size
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of an image."""
-        return (self.side // self.block) ** 2
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """See ``Tower``."""
@@ -92,16 +67,7 @@ class SiglipTower:
 
     def settings(self) -> dict[str, Any]:
         """See ``Tower``."""
-        return {
-            "model_type": self.model_type,
-            "layout": "tiles",
-            "image_size": self.image_size,
-            "num_channels": self.channels,
-            "patch_size": self.patch_size,
-            "tokens_per_tile": self.tokens,
-            "hidden_size": self.out_size,
-            **({"blocks": self.blocks} if self.blocks else {}),
-        }
+        return super().settings() | ({"blocks": self.blocks} if self.blocks else {})
 
     def build(self, layers: Layers) -> None:
         """See ``Tower``."""

@@ -30,6 +30,7 @@ from lerobot.policies.smolvla.processor_smolvla import make_smolvla_pre_post_pro
 PLACE = Path(__file__).parent / "smolvla"
 CAMERAS = ("top", "wrist", "side")
 STATE, ACTION, HORIZON = 5, 4, 7
+DROPPED = [0, 2, 3, 5, 9, 10]  # of the twelve image tokens; no camera loses all
 
 
 class Tokens:
@@ -69,6 +70,26 @@ def write_language_model(folder: Path) -> None:
         ["put the red cube on the blue disc", "touch the ring", "push the cube left"], trainer
     )
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>").save_pretrained(folder)
+
+
+def leave_out(policy: SmolVLAPolicy, dropped: list[int]) -> None:
+    """From now on nobody attends to these image tokens; every other token keeps its position."""
+    model = policy.model
+    embed, forward = model.embed_prefix, model.vlm_with_expert.forward
+    whole = torch.empty(0)
+
+    def embed_prefix(*values, **named):
+        nonlocal whole
+        embeds, pad, attend = embed(*values, **named)
+        whole, pad = pad, pad.clone()
+        pad[:, dropped] = False
+        return embeds, pad, attend
+
+    def run(position_ids, past_key_values, **named):
+        moved = position_ids + len(dropped) if past_key_values is not None else torch.cumsum(whole, dim=1) - 1
+        return forward(position_ids=moved, past_key_values=past_key_values, **named)
+
+    model.embed_prefix, model.vlm_with_expert.forward = embed_prefix, run
 
 
 def main() -> None:
@@ -136,6 +157,18 @@ def main() -> None:
         }  # fmt: skip
         texts[case] = {"cameras": list(cameras), "task": task, "steps": steps}
     policy.config.num_steps = 4
+    policy.model.config.num_steps = 4
+    leave_out(policy, DROPPED)
+    noise = rng.standard_normal((HORIZON, config.max_action_dim)).astype(np.float32)
+    state = rng.normal(0, 1, STATE).astype(np.float32)
+    batch = {"observation.state": torch.from_numpy(state), "task": "touch the ring"}
+    for name in CAMERAS:
+        batch[f"observation.images.{name}"] = torch.from_numpy(images[name]).permute(2, 0, 1).float() / 255
+    actions = policy.predict_action_chunk(before(batch), noise=torch.from_numpy(noise)[None])
+    stored |= {
+        "pruned_noise": noise, "pruned_state": state, "pruned_normalised": actions[0].numpy(),
+        "pruned_actions": after(actions.clone())[0].numpy(), "pruned_dropped": np.array(DROPPED),
+    }  # fmt: skip
     np.savez_compressed(PLACE / "reference.npz", **stored)
     (PLACE / "reference.json").write_text(json.dumps(texts, indent=1))
     policy.config.vlm_model_name = "tiny"

@@ -1,0 +1,50 @@
+"""Where the engine directories of the demonstrations lie, and how they are made the first time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+SMOLLM2 = "smollm2-135m-instruct-int8"
+TABLETOP = "tabletop-int8"
+
+
+def cached_engine_directory(name: str) -> Path:
+    """The place of an engine directory in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "edgellm" / name
+
+
+def build_smollm2(directory: Path, say: Callable[[str], None]) -> Path:
+    """SmolLM2-135M-Instruct, int8; one that is there is taken as it is."""
+    from ..engine_format import open_engine_directory
+    from ..errors import EngineDirectoryError
+
+    try:
+        open_engine_directory(directory)
+        say(f"Engine directory: {directory} (already built)")
+        return directory
+    except EngineDirectoryError:
+        pass
+    from ..builder.build import build_engine
+    from .build import ProgressLine
+
+    say(f"Building {directory} from the SmolLM2-135M-Instruct weights (int8); this is done once.")
+    start, progress = time.monotonic(), ProgressLine()
+    try:
+        build_engine("smollm2", directory, precision="int8", progress=progress)
+    finally:
+        progress.close()
+    say(f"Built in {time.monotonic() - start:.1f} s.")
+    return directory
+
+
+def build_tabletop(directory: Path | str) -> Path:
+    """The shipped tabletop policy, int8, in about a second; one that is there and equal is left as it is."""
+    from ..builder.build import build_engine
+    from ..tabletop.checkpoint_files import checkpoint_directory
+
+    source = checkpoint_directory()
+    return build_engine(source, directory, precision="int8", policy_settings=source / "policy_settings.yaml")

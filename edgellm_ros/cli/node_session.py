@@ -1,0 +1,155 @@
+"""Nodes in processes of their own and a client in this one, in a ROS domain that only this machine sees."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..errors import EdgeLLMError, MissingPackageError, RefusalCode
+
+if TYPE_CHECKING:
+    from ..ros.client import PromptClient
+    from ..ros.launch_spec import NodeSpec
+    from ..ros.node_process import NodeProcess
+
+START_TIMEOUT = 120.0  # s until the node is active
+LAST_DOMAIN = 101  # ports of higher ROS domains lie where Linux puts those of clients
+
+
+def say(text: str) -> None:
+    """One line for the reader."""
+    print(text, flush=True)
+
+
+def set_environment(domain: int | None) -> None:
+    """Keep the talk on this machine and in a domain of its own; must come before rclpy is imported.
+
+    :raises EdgeLLMError: the domain is out of range.
+    """
+    if domain is not None and not 0 <= domain <= LAST_DOMAIN:
+        raise EdgeLLMError(f"--domain is {domain}; want 0 to {LAST_DOMAIN}.", RefusalCode.BAD_PARAMETER)
+    from ..ros.launch_spec import profile_environment
+
+    os.environ["ROS_DOMAIN_ID"] = str(1 + os.getpid() % LAST_DOMAIN if domain is None else domain)
+    os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
+    if os.environ.get("ROS_DISTRO") == "humble":  # which does not know the range
+        os.environ["ROS_LOCALHOST_ONLY"] = "1"
+    os.environ.setdefault("AMENT_PREFIX_PATH", sys.prefix)
+    os.environ.update(profile_environment(os.environ))
+
+
+def domain_text() -> str:
+    """The settings with which another terminal reaches the node."""
+    return f"ROS_DOMAIN_ID={os.environ['ROS_DOMAIN_ID']} ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST"
+
+
+class NodeSession:
+    """Processes that run, the client and the executor that spins it; ``exit_codes`` is filled when it is left."""
+
+    def __init__(self, processes: Sequence[NodeProcess], client: Any, executor: Any) -> None:
+        self.processes, self.client, self.executor = tuple(processes), client, executor
+        self.exit_codes: list[int] = []
+
+    @property
+    def ended(self) -> bool:
+        """Whether a process has ended that should run."""
+        return any(process.exit_code is not None for process in self.processes)
+
+    def output(self) -> str:
+        """All that the processes wrote."""
+        return "".join(process.output() for process in self.processes)
+
+
+@contextmanager
+def node_session(specs: Sequence[NodeSpec], make_client: Callable[[NodeSpec], PromptClient]) -> Iterator[NodeSession]:
+    """Start the nodes of these specs, the last of which takes prompts, and wait until it is active.
+
+    ``make_client`` is called with the last spec when rclpy is initialised. At the end all are stopped, the last first.
+
+    :raises EdgeLLMError: a node ended, could not load its engine, or took too long; what it wrote is in the message.
+    """
+    import rclpy
+    from rclpy.executors import SingleThreadedExecutor
+    from rclpy.signals import SignalHandlerOptions
+
+    from ..ros.node_process import NodeProcess
+
+    start = time.monotonic()
+    with ExitStack() as stack:
+        processes = [stack.enter_context(NodeProcess(spec)) for spec in specs]
+        rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+        stack.callback(rclpy.try_shutdown)
+        client = make_client(specs[-1])
+        executor = SingleThreadedExecutor()
+        executor.add_node(client)
+        session = NodeSession(processes, client, executor)
+        _wait_until_active(session, start)
+        say(f"Node active after {time.monotonic() - start:.1f} s: process {processes[-1].pid}, {domain_text()}.")
+        yield session
+        rclpy.try_shutdown()
+        session.exit_codes = [process.stop() for process in reversed(processes)]
+
+
+def check_ros() -> None:
+    """:raises MissingPackageError: there is no ROS."""
+    try:
+        import rclpy  # noqa: F401
+    except ImportError as error:
+        raise MissingPackageError(
+            f"rclpy cannot be imported ({error}); source a ROS 2 installation or run 'make setup'."
+        ) from None
+
+
+def keep(session: NodeSession, *hints: str) -> None:
+    """Say how to reach the node from elsewhere; wait for Ctrl-C or the end of a process."""
+    try:
+        say(f"\nThe node runs until Ctrl-C. From another terminal, with {domain_text()}:")
+        for hint in hints:
+            say(f"  {hint}")
+        while not session.ended:
+            time.sleep(0.2)
+    except KeyboardInterrupt:
+        say("")
+
+
+@contextmanager
+def _elapsed_line(text: str) -> Iterator[Any]:
+    """Gives a function to call now and then; from the second second on it shows how long this takes."""
+    start, shown = time.monotonic(), 0
+
+    def tick(detail: str = "") -> None:
+        nonlocal shown
+        seconds = int(time.monotonic() - start)
+        if seconds <= shown:
+            return
+        shown = seconds
+        line = f"{text} {seconds} s {detail}".rstrip()
+        print(f"\r{line}\033[K" if sys.stderr.isatty() else line, end="", file=sys.stderr, flush=True)
+        if not sys.stderr.isatty():
+            print(file=sys.stderr)
+
+    try:
+        yield tick
+    finally:
+        if shown and sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _wait_until_active(session: NodeSession, start: float) -> None:
+    from ..ros.client import spin_until
+
+    client = session.client
+    with _elapsed_line("Starting the node:") as tick:
+        while not (client.lifecycle == "active" and client.connected):
+            spin_until(session.executor, lambda: client.lifecycle == "active" and client.connected, 0.2)
+            sentence = client.status.message if client.status else ""
+            tick(sentence)
+            failed = client.status is not None and client.status.level == b"\x02"
+            if failed or session.ended or time.monotonic() - start > START_TIMEOUT:
+                codes = [process.exit_code for process in session.processes if process.exit_code is not None]
+                why = sentence or (f"it ended with exit code {codes[0]}" if codes else "it took too long")
+                raise EdgeLLMError(f"the node did not become active: {why}\n{session.output()}", RefusalCode.NOT_ACTIVE)

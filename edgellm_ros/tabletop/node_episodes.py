@@ -1,0 +1,85 @@
+"""Episodes and questions through topics: the node acts, the world judges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import EdgeLLMError, RefusalCode
+from ..ros.client import pairs, spin_until
+from .client import TabletopClient
+from .episodes import EPISODE_TICKS
+from .expert import TICK
+from .smoothness import CommandTrace
+from .trajectory_follower import NANOSECONDS
+
+EPISODE = EPISODE_TICKS * TICK  # s
+MOVING = 2.0  # s for the arm to set off; before that, rest is not the end
+ANSWER_TIMEOUT = 60.0  # s, of the wall
+_BETWEEN_SCORES = 0.3  # s
+
+
+@dataclass(frozen=True)
+class NodeEpisode:
+    """What became of one task; ``score`` has the fields of ``Score``, ``report`` those of the node's report."""
+
+    score: dict[str, Any]
+    report: dict[str, str]
+    seeds: tuple[int, ...]
+    staleness_ms: tuple[float, ...]
+    trace: CommandTrace = field(repr=False)
+
+    @property
+    def success(self) -> bool:
+        """Judged from the world's state after one still second."""
+        return bool(self.score["success"])
+
+
+def act(
+    client: TabletopClient,
+    executor: Any,
+    task: str,
+    *,
+    limit: float = EPISODE,
+    on_tick: Callable[[], None] = lambda: None,
+) -> NodeEpisode:
+    """Have the node do a task until the arm rests, or for ``limit`` seconds of the world; then hold, and judge.
+
+    :raises EdgeLLMError: the world or the node does not answer.
+    """
+    begun, told = client.now, len(client.reports)
+    client.ask(task)
+    while len(client.reports) == told:  # the node gave the task up
+        spin_until(executor, lambda: len(client.reports) > told, _BETWEEN_SCORES)
+        on_tick()
+        passed = (client.now - begun) / NANOSECONDS
+        if passed >= limit or (passed >= MOVING and client.score(executor)["still"]):
+            break
+    client.cancel()
+    if not spin_until(executor, lambda: len(client.reports) > told, ANSWER_TIMEOUT):
+        raise EdgeLLMError("The node does not report the end of its task; see its log.", RefusalCode.NOT_ACTIVE)
+    held = client.now
+    client.wait(executor, lambda: client.now - held > 1.1 * NANOSECONDS, ANSWER_TIMEOUT)
+    score = client.score(executor)
+    return NodeEpisode(
+        score, pairs(client.reports[-1]), tuple(client.seeds), tuple(client.staleness_ms), client.smoothness()
+    )
+
+
+def answer(client: TabletopClient, executor: Any, question: str) -> tuple[str, dict[str, str]]:
+    """The node's answer to a question about what it sees now, and its report; empty when it was refused.
+
+    :raises EdgeLLMError: the node does not answer.
+    """
+    answered, told = len(client.responses), len(client.reports)
+    client.ask(question)
+    if not spin_until(executor, lambda: len(client.reports) > told, ANSWER_TIMEOUT):
+        raise EdgeLLMError(
+            f"No answer came within {ANSWER_TIMEOUT:g} s; see the log of the node.", RefusalCode.NOT_ACTIVE
+        )
+    report = pairs(client.reports[-1])
+    if report["refusal_code"]:
+        return "", report
+    spin_until(executor, lambda: len(client.responses) > answered, ANSWER_TIMEOUT)
+    return client.responses[-1].strip(), report
