@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import edgellm_ros
 from edgellm_ros.cli.main import main
+from edgellm_ros.tabletop import engine_policy
 from edgellm_ros.tabletop.episodes import draw_episode, run_episodes
 from edgellm_ros.tabletop.evaluation import no_op, random_policy, seam_jerk
 
@@ -33,6 +37,18 @@ def test_the_wandering_policy_repeats_with_its_seed():
     joints = np.zeros((2, 4))
     first, second, other = (random_policy(seed)(joints, joints, []) for seed in (1, 1, 2))
     assert np.array_equal(first, second) and not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize("part", ["action", "vision", "runtime", "backends", "ros"])
+def test_what_acts_knows_nothing_of_the_world(part):
+    folder = Path(edgellm_ros.__file__).parent / part
+    assert [path.name for path in folder.rglob("*.py") if "tabletop" in path.read_text("utf-8")] == []
+
+
+def test_the_policy_of_an_engine_reads_no_state_of_the_world():
+    tree = ast.parse(Path(engine_policy.__file__).read_text("utf-8"))
+    own = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 1}
+    assert own == {"cameras", "geometry"}  # the cameras' names and the type of arrays
 
 
 @pytest.mark.parametrize(
