@@ -94,6 +94,8 @@ def test_the_manifest_tells_what_the_files_say(engine):
     with PolicyRuntime(engine, threads=1) as opened:
         manifest = opened.manifest
         assert opened.reasoning_sampling == SamplingRow(0.6, top_p=0.98)
+        limits = opened._engines._executor.limits  # what a prompt needs, or all that the model has
+        assert (limits.max_batch_size, limits.max_input_len, limits.max_kv_cache_capacity) == (1, 512, 512)
     assert manifest.meaning is ActionMeaning.ACCELERATION_CURVATURE and manifest.horizon == 6
     assert [slot.name for slot in manifest.cameras] == CAMERAS and manifest.state.width == 0
     assert manifest.driving.history.first_token == manifest.driving.silent[0] + 40
