@@ -107,6 +107,11 @@ def check_settings(
 ) -> None:
     """:raises PolicyError: names or limits are not one for each dimension of an action, or steps are too many."""
     width = manifest.action.width
+    if manifest.driving is not None:
+        raise PolicyError(
+            f"{manifest.policy} reasons and drives by several pictures of each camera and the way that was driven, "
+            "which this node does not collect; compute its paths with 'edgellm act'."
+        )
     if len(joint_names) != width or len(set(joint_names)) != width:
         raise PolicyError(
             f"action.joint_names has {len(joint_names)} names ({len(set(joint_names))} of their own); the policy's "

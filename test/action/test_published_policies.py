@@ -148,7 +148,13 @@ def test_policies_of_other_kinds_are_refused_by_name(tmp_path, name, sentence):
 
 @pytest.mark.parametrize(
     "name",
-    ["openvla/openvla-7b-oft", "nvidia/GR00T-N1.5", "nvidia/GR00T-N1", "nvidia/GR00T-N1.6 backbone"],
+    [
+        "openvla/openvla-7b-oft",
+        "nvidia/GR00T-N1.5",
+        "nvidia/GR00T-N1",
+        "nvidia/GR00T-N1.6 backbone",
+        "nvidia/Alpamayo-1.5",
+    ],
 )
 def test_action_models_of_other_layouts_are_no_text_models(tmp_path, name):
     checkpoint = open_checkpoint(folder_of(name, tmp_path))
