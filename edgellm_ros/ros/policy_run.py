@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -235,8 +234,8 @@ class PolicyRun:
         if not len(committed):
             return None, None
         expected = fixed_delay if fixed_delay >= 0 else max(self._latencies, default=0.0)
-        delay = min(math.ceil(expected / manifest.step_time), manifest.horizon)
-        return RealTimeChunking(delay, min(delay + blend_steps, manifest.horizon)), committed
+        chunking = RealTimeChunking.expecting(expected, manifest.step_time, blend_steps, manifest.horizon)
+        return chunking, committed
 
 
 def _timeline(settings: Settings) -> ChunkTimeline:
