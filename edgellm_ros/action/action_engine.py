@@ -61,6 +61,7 @@ class ActionEngine:
             raise PolicyError(
                 f"an engine has {found} for {name!r}; the policy's manifest wants {shape}: build it again."
             )
+        self.recordings.clear()  # they know the tensors of before
         tensor = tensor or self._backend.allocate(shape, spec.dtype)
         engine.bind(name, tensor)
         self._tensors[_key(engine, name)] = tensor

@@ -106,7 +106,6 @@ class ContextEngines(ActionEngine):
             return
         self._room = tuple(max(need, have) for need, have in zip(needed, self._room, strict=True))  # type: ignore[assignment]
         width = self._embeddings.shape[1]
-        self.recordings.clear()  # they know the tensors of before
         self._ids, self._places = (self._backend.allocate((1, room), DataType.INT32) for room in self._room[::2])
         self._nothing = self._backend.allocate((1, self._room[0], width), DataType.FLOAT32)
         for name in ("prefix_embeds", *self._planes):

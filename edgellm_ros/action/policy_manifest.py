@@ -18,6 +18,7 @@ import numpy as np
 from ..engine_format import ACTION_DIRECTORY as ACTION_DIRECTORY
 from ..errors import EngineDirectoryError, ObservationError, PolicyError
 from ..json_values import finite_number, plain_text, read_json, shown, whole_number
+from .driving import Driving
 from .normalization import Normalization
 from .solver import MAX_DENOISE_STEPS, FlowDirection
 from .time_embedding import Waves
@@ -161,6 +162,7 @@ class PolicyManifest:
     image_crop: float = 1.0  # share of either side that is kept around the middle of a picture
     plain_words: bool = False  # the task is read in small letters without signs
     embodiment: str = ""  # which of a checkpoint's robots this is
+    driving: Driving | None = None  # of policies that reason in words and plan a path
     fingerprint: str = ""
 
     def __post_init__(self) -> None:
@@ -209,10 +211,7 @@ class PolicyManifest:
         return next((slot for slot in self.cameras if name in (slot.key, slot.name)), None)
 
     def present_cameras(self, given: Sequence[str]) -> tuple[CameraSlot, ...]:
-        """The slots that ``given`` fills, in the policy's order.
-
-        :raises ObservationError: a required camera is missing or a name is unknown; the sentence lists both sides.
-        """
+        """The slots that ``given`` fills, in order. :raises ObservationError: a camera is missing or unknown."""
         wanted = ", ".join(slot.name for slot in self.cameras)
         unknown = [name for name in given if self.camera(name) is None]
         if unknown:
@@ -262,6 +261,8 @@ class PolicyManifest:
                 found[key] = kind(found[key])
             for key in ("image_size", "delta_dimensions", "rope_section"):
                 found[key] = tuple(found[key])
+            if found["driving"] is not None:
+                found["driving"] = Driving.from_json(found["driving"])
             found["time_waves"] = tuple(Waves(**wave) for wave in found["time_waves"])
             for key in ("family", "policy", "prompt_format", "embodiment", "fingerprint"):
                 found[key] = str(found[key])

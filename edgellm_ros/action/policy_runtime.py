@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from ..backends.base import Backend, Tensor
+from ..backends.base import Backend, SamplingRow, Tensor
 from ..backends.registry import open_backend
 from ..engine_format import open_engine_directory
 from ..errors import ObservationError, RefusalCode, RequestError
@@ -23,6 +24,7 @@ from .observation import Observation, check_images, check_state
 from .policy_engines import PolicyEngines
 from .policy_manifest import ACTION_DIRECTORY, Handoff, PolicyManifest, read_policy_manifest
 from .prompt import prompt_text
+from .reasoning_engines import OnText, Reasoning, ReasoningEngines
 from .recordings import Recordings
 from .solver import FlowSchedule, RealTimeChunking
 from .time_embedding import sinusoids
@@ -46,8 +48,13 @@ class PolicyRuntime:
             open_backend(backend, threads=threads, directory=directory) if isinstance(backend, str) else backend
         )
         self.tokenizer = Tokenizer.from_directory(self.path)
-        self._engines: PolicyEngines | ContextEngines
-        if self.manifest.handoff is Handoff.CONTEXT:
+        self._engines: PolicyEngines | ContextEngines | ReasoningEngines
+        driving = self.manifest.driving
+        self.reasoning_sampling = SamplingRow()
+        if driving is not None:
+            self._engines = ReasoningEngines(directory, self.manifest, self._backend, self.tokenizer)
+            self.reasoning_sampling = SamplingRow(driving.temperature, top_p=driving.top_p)
+        elif self.manifest.handoff is Handoff.CONTEXT:
             self._engines = ContextEngines(self.path, self.manifest, self._backend, self.tokenizer)
         else:
             self._engines = PolicyEngines(self.path, self.manifest, self._backend)
@@ -74,9 +81,12 @@ class PolicyRuntime:
         """Compute one chunk of nothing, so that the first one is as fast as the next."""
         manifest = self.manifest
         height, width = manifest.image_size
-        black = np.zeros((height, width, 3), np.uint8)
+        driving = manifest.driving
+        shape = (height, width, 3) if driving is None else (driving.frames, height, width, 3)
+        still = None if driving is None else np.zeros((driving.history.points, 3))
         middle = manifest.state.normalization.unnormalize(np.zeros(manifest.state.width))
-        self.compute(Observation({slot.name: black for slot in manifest.cameras}, middle), "wait", denoise_steps=1)
+        images = {slot.name: np.zeros(shape, np.uint8) for slot in manifest.cameras}
+        self.compute(Observation(images, middle, history=still), "wait", denoise_steps=1)
 
     def check_task(self, task: str) -> None:
         """:raises RequestError: the task is empty or too long, whatever the state."""
@@ -87,10 +97,13 @@ class PolicyRuntime:
 
         :raises RequestError: an empty task, or a prompt beyond the policy's limit (it is never cut).
         """
+        if not task.strip() and self.manifest.driving is not None:
+            task = self.manifest.driving.task
         if not task.strip():
             raise RequestError("the task is empty; say what the robot is to do.", RefusalCode.EMPTY_PROMPT)
         text = prompt_text(self.manifest, task, state)
-        framed = self.manifest.handoff is not Handoff.CONTEXT  # else the engines put the task between its marks
+        # else the engines put the task between its marks
+        framed = self.manifest.handoff is not Handoff.CONTEXT and self.manifest.driving is None
         if text not in self._prompts:
             ids = self.tokenizer.encode(text, add_special_tokens=framed, allow_control=False)
             if len(ids) > self.manifest.prompt_tokens:
@@ -116,6 +129,7 @@ class PolicyRuntime:
         committed: np.ndarray | None = None,
         visual_pruner: VisualPrunerConfig | None = None,
         cancelled: Callable[[], bool] = lambda: False,
+        on_text: OnText = lambda text: None,
     ) -> ActionChunk | None:
         """One chunk; None when ``cancelled`` said so.
 
@@ -123,6 +137,7 @@ class PolicyRuntime:
 
         :param noise: float32 [H,padded] or [H,A] to start from instead of a seed's.
         :param denoise_steps: 0 takes the policy's own number.
+        :param on_text: is given each piece of what a policy says before it drives.
         :param committed: rows [n,A] in robot units that the robot is bound to from the start on; with ``chunking``.
         :param visual_pruner: leaves visual tokens out; nothing is left out where it is None.
         :raises ObservationError: a camera or a number is missing or unusable.
@@ -142,8 +157,16 @@ class PolicyRuntime:
         clock.start()
         self._engines.encode_images(processed)
         clock.lap("vision")
-        pruner = visual_pruner or VisualPrunerConfig()
-        pruning = self._engines.run_prefix(ids, manifest.state.pad(normalised), pruner)
+        reasoning, pruner = "", visual_pruner or VisualPrunerConfig()
+        if isinstance(self._engines, ReasoningEngines):
+            history = _history(observation)
+            sampling = replace(self.reasoning_sampling, seed=seed % (1 << 64))
+            said = self._engines.reason(ids, Reasoning(history, sampling, on_text, cancelled))
+            if said is None:
+                return None
+            reasoning, pruning = said, self._engines.pruned(pruner)
+        else:
+            pruning = self._engines.run_prefix(ids, manifest.state.pad(normalised), pruner)
         clock.lap("prefix")
         target = None if committed is None else self._committed(committed, state)
         result = self._denoise(x0, schedule, times, chunking, target, cancelled)
@@ -165,6 +188,10 @@ class PolicyRuntime:
                 **{f"{name}_ms": 1e3 * seconds for name, seconds in clock.seconds().items()},
                 "total_ms": 1e3 * (time.perf_counter() - started),
             },
+            reasoning,
+            None
+            if manifest.driving is None
+            else manifest.driving.path(rows, _history(observation), manifest.step_time),
         )
 
     def _starting_noise(self, seed: int, noise: np.ndarray | None, stream: NoiseStream) -> np.ndarray:
@@ -257,7 +284,7 @@ class PolicyRuntime:
         for index in self.manifest.delta_dimensions:
             rows[:, index] += state[index]
         check_finite(rows, action.names)
-        return rows
+        return rows if self.manifest.driving is None else self.manifest.driving.limited(rows)
 
     def close(self) -> None:
         """Let go of the engines; a second call does nothing."""
@@ -273,3 +300,10 @@ class PolicyRuntime:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _history(observation: Observation) -> np.ndarray:
+    """:raises ObservationError: there is none."""
+    if observation.history is None:
+        raise ObservationError("the policy drives by where the vehicle was; give the history of its positions.")
+    return np.asarray(observation.history, dtype=np.float64)

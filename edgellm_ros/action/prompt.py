@@ -23,7 +23,7 @@ def prompt_text(manifest: PolicyManifest, task: str, state: np.ndarray | None) -
     """
     if manifest.plain_words:
         task = "".join(sign for sign in task.lower() if sign.isalnum() or sign.isspace() or sign == "_")
-    if manifest.handoff is Handoff.CONTEXT:
+    if manifest.handoff is Handoff.CONTEXT or manifest.driving is not None:
         return task
     if manifest.state_input is not StateInput.PROMPT_BINS:
         return manifest.prompt_format.format(task=task.rstrip("\n"))

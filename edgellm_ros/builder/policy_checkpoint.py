@@ -17,7 +17,7 @@ from .safetensors_file import SafetensorsFile
 
 LANGUAGE_FOLDER = "vlm"
 ROOT = "model."
-RAW_KINDS = ("Gr00tN1d7",)  # of checkpoints that are not lerobot's, by their model_type
+RAW_KINDS = ("Gr00tN1d7", "alpamayo_r1")  # of checkpoints that are not lerobot's, by their model_type
 RAW_FILES = ("statistics.json", "embodiment_id.json", "processor_config.json")
 PREPROCESSOR = "preprocessor_config.json"
 PIPELINES = {"observation.state": "policy_preprocessor.json", "action": "policy_postprocessor.json"}

@@ -78,7 +78,9 @@ class EngineHost:
         self._rest = rest
         self.facts = facts
         self.policy = policy
-        self.act: Callable[[PromptRequest], PolicyRun] | None = None  # set by the node that has the policy's topics
+        self.act: Callable[[PromptRequest, Outputs], PolicyRun] | None = (
+            None  # set by the node that has the policy's topics
+        )
 
     @classmethod
     def load(cls, settings: Settings) -> EngineHost:
@@ -98,7 +100,9 @@ class EngineHost:
                 if has_policy(directory.path):
                     policy = PolicyHost.load(directory.path, settings)
                     undo.callback(policy.close)
-                runtime, engine = _load_text(directory, settings, spare, undo) if _answers(directory) else (None, None)
+                # A policy that reasons holds its language model itself; a second copy would fill the memory.
+                answers = _answers(directory) and (policy is None or policy.manifest.driving is None)
+                runtime, engine = _load_text(directory, settings, spare, undo) if answers else (None, None)
                 undo.pop_all()
             if runtime is not None:
                 backend = runtime.rank.backend
@@ -154,7 +158,7 @@ class EngineHost:
             question = request.prompt.rstrip().endswith("?")
             wish = "act" if self.policy is not None and (self._engine is None or not question) else "answer"
         if wish == "act" and self.act is not None:
-            return self.act(request)
+            return self.act(request, outputs)
         if wish == "act" or self._engine is None:
             able = "answers and does not act" if self.policy is None else "acts and does not answer"
             raise EdgeLLMError(

@@ -18,7 +18,7 @@ import edgellm_ros
 # package.xml has the same name for these
 ROS_MODULES = (
     *("ament_index_python", "builtin_interfaces", "diagnostic_msgs", "launch", "launch_ros", "lifecycle_msgs"),
-    "rosgraph_msgs",
+    *("geometry_msgs", "nav_msgs", "rosgraph_msgs"),
     *("rcl_interfaces", "rclpy", "sensor_msgs", "std_msgs", "std_srvs", "trajectory_msgs", "visualization_msgs"),
 )
 REQUIREMENTS = {"numpy", "onnxruntime", "tokenizers", "jinja2", "yaml"}
