@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..engine_format import ACTION_DIRECTORY as ACTION_DIRECTORY
 from ..errors import EngineDirectoryError, PolicyError
 from ..json_values import finite_number, plain_text, read_json, shown, whole_number
 from .camera_slots import CameraSlot as CameraSlot
@@ -25,7 +26,6 @@ from .robot_adapter import ADAPTERS, RobotAdapter
 from .solver import MAX_DENOISE_STEPS, FlowDirection
 from .time_embedding import Waves
 
-ACTION_DIRECTORY = "action"
 POLICY_FILE = "policy.json"
 CONTRACT_VERSION = 1
 

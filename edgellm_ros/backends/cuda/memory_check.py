@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...engine_format import (
+    ACTION_DIRECTORY,
     EMBEDDING_FILE,
     GRAPH_FILE,
     MANIFEST_FILE,
@@ -15,14 +16,19 @@ from ...engine_format import (
 from ...errors import BackendError
 from ..base import DataType
 from .device import Device
+from .plan_file import plan_of
 
 WORKING_BYTES = 256 << 20  # context, kernels, activations of a chunk, and logits
 _GRAPH_DATA = GRAPH_FILE + ".data"
 
 
 def needed_bytes(directory: EngineDirectory, library: str) -> dict[str, int]:
-    """Device memory by use: weights, embeddings, caches and the rest."""
+    """Device memory by use: weights, embeddings, caches and the rest; of a policy, what it acts with."""
     files = directory.manifest.files
+    if (directory.path / ACTION_DIRECTORY).is_dir():
+        graphs = [name for name in files if "/" in name and name.endswith(".onnx")]
+        parts = [part_bytes(directory.path / name, library)["weights"] for name in graphs]
+        return {"weights": sum(parts), "embeddings": files.get(EMBEDDING_FILE, 0), "working": WORKING_BYTES}
     plan = directory.path / PLAN_FILE
     if library == "tensorrt" and plan.is_file():
         weights = plan.stat().st_size
@@ -43,14 +49,25 @@ def needed_bytes(directory: EngineDirectory, library: str) -> dict[str, int]:
     }
 
 
-def check_memory(device: Device, directory: Path, library: str) -> None:
-    """Refuse what cannot fit; a folder that is no engine directory is not checked.
+def part_bytes(path: Path, library: str) -> dict[str, int]:
+    """Device memory of a graph beside a language model: an image tower, or a part of a policy."""
+    plan = plan_of(path)
+    files = [plan] if library == "tensorrt" and plan.is_file() else [path, path.with_name(f"{path.name}.data")]
+    return {"weights": sum(file.stat().st_size for file in files if file.is_file())}
+
+
+def check_memory(device: Device, path: Path, library: str) -> None:
+    """Refuse what cannot fit, of an engine directory or a graph; a folder without a manifest is not checked.
 
     :raises BackendError: it does not fit; the sentence says how much is missing.
     """
-    if not (directory / MANIFEST_FILE).is_file():
-        return
-    needed = needed_bytes(open_engine_directory(directory), library)
+    directory = path if path.is_dir() else path.parent
+    if directory is path or path.name in (GRAPH_FILE, PLAN_FILE):
+        if not (directory / MANIFEST_FILE).is_file():
+            return
+        needed = needed_bytes(open_engine_directory(directory), library)
+    else:
+        directory, needed = path, part_bytes(path, library)
     wanted = sum(needed.values())
     free, total = device.memory()
     if wanted > free:

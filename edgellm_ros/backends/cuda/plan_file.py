@@ -103,6 +103,11 @@ def check_plan(path: Path, version: str, architecture: str, device: str) -> Plan
     return info
 
 
+def plan_of(graph: Path) -> Path:
+    """Where the plan of a graph lies: ``action.engine`` beside ``action.onnx``."""
+    return graph.with_suffix(".engine")
+
+
 def has_plan(directory: Path) -> bool:
     """Whether a directory holds a plan."""
     return (directory / PLAN_FILE).is_file()
