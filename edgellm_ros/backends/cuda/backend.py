@@ -11,6 +11,7 @@ import numpy as np
 
 from ...errors import BackendError, MisuseError
 from ..base import CacheLayout, DataType, EmbeddingTable, RopeKind, Tensor, TokenSpan
+from ..engine_tensors import is_language_model
 from ..host_embeddings import TENSOR_NAME
 from .device import Device
 from .embeddings import CUDAEmbeddingTable
@@ -90,11 +91,12 @@ class CUDABackend:
                 f"the backend {self.name} takes no weights from a checkpoint; build them into the engine."
             )
         path = Path(path)
-        check_memory(self.device, path if path.is_dir() else path.parent, self._library)
+        check_memory(self.device, path, self._library)
         engine = self._load(path, own_graph=False)
         try:
             self._start(engine, path, cache_layout)
-            if self._library == "onnxruntime" and not engine.capabilities.capture:
+            records = engine.capabilities.capture or not is_language_model(engine.inputs, engine.outputs)
+            if self._library == "onnxruntime" and not records:
                 # Its calls cannot stand in a graph of ours; the provider may still record them itself.
                 engine.close()
                 engine = self._load(path, own_graph=True)
@@ -103,7 +105,8 @@ class CUDABackend:
             engine.close()
             raise
         self._engines.append(engine)
-        self._order = engine.caches.order
+        if engine.caches.layout.layers:
+            self._order = engine.caches.order
         return engine
 
     def _load(self, path: Path, *, own_graph: bool) -> EngineFrame:
