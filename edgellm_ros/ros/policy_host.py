@@ -76,6 +76,7 @@ class PolicyHost:
         committed: np.ndarray | None = None,
         pruner: PrunerSettings | None = None,
         cancelled: Callable[[], bool] = lambda: False,
+        on_text: Callable[[str], None] = lambda text: None,
     ) -> ActionChunk | None:
         """One chunk under these settings; see ``PolicyRuntime.compute``.
 
@@ -92,6 +93,7 @@ class PolicyHost:
             committed=committed,
             visual_pruner=pruner.config if pruner is not None and for_actions else None,
             cancelled=cancelled,
+            on_text=on_text,
         )
         if chunk is None or chunk.pruning is None or pruner is None or not pruner.enabled or for_actions:
             return chunk
@@ -107,11 +109,6 @@ def check_settings(
 ) -> None:
     """:raises PolicyError: names or limits are not one for each dimension of an action, or steps are too many."""
     width = manifest.action.width
-    if manifest.driving is not None:
-        raise PolicyError(
-            f"{manifest.policy} reasons and drives by several pictures of each camera and the way that was driven, "
-            "which this node does not collect; compute its paths with 'edgellm act'."
-        )
     if len(joint_names) != width or len(set(joint_names)) != width:
         raise PolicyError(
             f"action.joint_names has {len(joint_names)} names ({len(set(joint_names))} of their own); the policy's "

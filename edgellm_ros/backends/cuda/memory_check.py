@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...engine_format import (
+    ACTION_DIRECTORY,
     EMBEDDING_FILE,
     GRAPH_FILE,
     MANIFEST_FILE,
@@ -23,8 +24,12 @@ WORKING_BYTES = 256 << 20  # context, kernels, activations of a chunk, and logit
 
 
 def needed_bytes(directory: EngineDirectory, library: str) -> dict[str, int]:
-    """Device memory by use: weights, embeddings, caches and the rest."""
+    """Device memory by use: weights, embeddings, caches and the rest; of a policy, what it acts with."""
     files = directory.manifest.files
+    if (directory.path / ACTION_DIRECTORY).is_dir():
+        graphs = [name for name in files if "/" in name and name.endswith(".onnx")]
+        parts = [graph_bytes(directory.path / name, library) for name in graphs]
+        return {"weights": sum(parts), "embeddings": files.get(EMBEDDING_FILE, 0), "working": WORKING_BYTES}
     weights = graph_bytes(directory.path / GRAPH_FILE, library)
     planned = library == "tensorrt" and (directory.path / PLAN_FILE).is_file()
     if directory.config.extra.get("tie_word_embeddings") and not planned:
@@ -47,24 +52,22 @@ def needed_bytes(directory: EngineDirectory, library: str) -> dict[str, int]:
 def graph_bytes(graph: Path, library: str) -> int:
     """Bytes of the weights of a graph: its plan for TensorRT, where there is one, else the file and its data."""
     plan = plan_of(graph)
-    paths = (plan,) if library == "tensorrt" and plan.is_file() else (graph, graph.with_name(f"{graph.name}.data"))
-    return sum(path.stat().st_size for path in paths if path.is_file())
+    files = [plan] if library == "tensorrt" and plan.is_file() else [graph, graph.with_name(f"{graph.name}.data")]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def check_memory(device: Device, path: Path, library: str) -> None:
-    """Refuse an engine directory, or the graph or plan of one, that cannot fit.
-
-    A graph of parts beside the language model is asked for by itself, and a folder that is no engine directory not.
+    """Refuse what cannot fit, of an engine directory or a graph; a folder without a manifest is not checked.
 
     :raises BackendError: it does not fit; the sentence says how much is missing.
     """
     directory = path if path.is_dir() else path.parent
-    if path.is_dir() or path.name in (GRAPH_FILE, PLAN_FILE):
+    if directory is path or path.name in (GRAPH_FILE, PLAN_FILE):
         if not (directory / MANIFEST_FILE).is_file():
             return
         needed = needed_bytes(open_engine_directory(directory), library)
     else:
-        needed = {"weights": graph_bytes(path.with_suffix(".onnx"), library)}
+        directory, needed = path, {"weights": graph_bytes(path, library)}
     wanted = sum(needed.values())
     free, total = device.memory()
     if wanted > free:
