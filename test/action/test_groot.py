@@ -155,6 +155,7 @@ def test_layers_look_at_words_and_pictures_in_turn_and_norms_have_their_epsilon(
     assert error(build(FOLDER, tmp_path)) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
