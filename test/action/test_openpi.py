@@ -166,6 +166,13 @@ def test_pi05_reads_its_state_in_bins_of_which_the_lowest_lies_below_the_range(e
     assert ids[0] == 2 and 1 not in ids  # begun and not ended
 
 
+def test_the_middle_of_a_range_lies_a_hair_below_the_middle_bin(engines):
+    part = {key: np.array(row) for key, row in statistics("droid")["state"].items()}
+    state = (part["q01"] + part["q99"]) / 2  # 32-bit numbers do not see 1e-6 beside these ranges
+    text, _ = prompt_of(engines["pi05", "droid"], TASK, state)
+    assert f"State: {' '.join(['127'] * 8)};" in text
+
+
 @pytest.mark.parametrize(("family", "contract"), [*((("pi0", name)) for name in WIDTHS), ("pi05", "libero")])
 def test_the_others_read_the_task_and_a_line_end(engines, family, contract):
     text, _ = prompt_of(engines[family, contract], TASK, robot_state(contract))
