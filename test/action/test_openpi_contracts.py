@@ -194,6 +194,12 @@ def test_a_contract_is_refused_where_there_is_none_to_name(tmp_path):
         build_engine(tmp_path / "config.json", tmp_path / "engine", random_seed=1, policy_contract="droid")
 
 
+def test_random_weights_are_not_made_of_a_configuration_that_does_not_tell_the_family(tmp_path):
+    folder = write_openpi(tmp_path / "policy", "pi05", "droid")
+    with pytest.raises(CheckpointError, match=r"whose config.json does not tell all sizes"):
+        build_engine(folder / "config.json", tmp_path / "engine", random_seed=1, policy_contract="droid")
+
+
 @pytest.mark.parametrize("mark", ["params/_METADATA", "params/manifest.ocdbt", "_METADATA"])
 def test_jax_parameters_are_refused_with_what_converts_them(tmp_path, mark):
     (tmp_path / mark).parent.mkdir(exist_ok=True)
