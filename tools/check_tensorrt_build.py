@@ -1,4 +1,4 @@
-"""Builds the graphs for TensorRT with TensorRT-RTX: every family at tiny size, SmolLM2 at its real one.
+"""Builds the graphs for TensorRT with TensorRT-RTX: every family at tiny size, SmolLM2 at its real one, and policies.
 
 Usage: python tools/check_tensorrt_build.py [NAME...]
 
@@ -14,7 +14,7 @@ import importlib.util
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,16 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test" / "builder")]
 from tiny_families import TINY_FAMILIES  # noqa: E402
 
 from edgellm_ros.builder.build import build_engine  # noqa: E402
-from edgellm_ros.builder.plan_profiles import profile_ranges  # noqa: E402
+from edgellm_ros.builder.plan_jobs import Ranges, plan_jobs  # noqa: E402
 from edgellm_ros.builder.random_weights import write_random_checkpoint  # noqa: E402
 from edgellm_ros.builder.tensorrt_network import allow_decomposition  # noqa: E402
-from edgellm_ros.engine_format import BuilderLimits  # noqa: E402
+from edgellm_ros.engine_format import BuilderLimits, open_engine_directory  # noqa: E402
 
 PROVIDER = "onnxruntime_ep_nv_tensorrt_rtx"  # the package whose folder holds the libraries
 LIBRARIES = ("libcudart.so.*", "libtensorrt_rtx.so.*", "libtensorrt_onnxparser_rtx.so.*")  # in the order they load
 LIMITS = BuilderLimits(max_batch_size=4, max_input_len=64, max_kv_cache_capacity=128)
+POLICIES = ROOT / "test" / "action" / "reference"  # a tiny one of each family, whose plans are several
+ROBOT = "libero_sim"  # of those that GR00T's tiny one knows
 WHOLE_BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}  # columns are cut into blocks of 32
 SMOLLM2: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -50,9 +52,12 @@ SMOLLM2: dict[str, Any] = {
 }
 
 
-def cases() -> dict[str, tuple[Mapping[str, Any], str, str, BuilderLimits]]:
-    """(configuration, lowering, precision, limits) by name."""
-    found: dict[str, tuple[Mapping[str, Any], str, str, BuilderLimits]] = {}
+Case = tuple[Mapping[str, Any] | Path, str, str, BuilderLimits | None]
+
+
+def cases() -> dict[str, Case]:
+    """(configuration or folder, lowering, precision, limits) by name."""
+    found: dict[str, Case] = {}
     for family, config in TINY_FAMILIES.items():
         found[f"{family} fp32"] = (config, "tensorrt", "fp32", LIMITS)
         for precision in ("fp16", "bf16"):
@@ -66,6 +71,10 @@ def cases() -> dict[str, tuple[Mapping[str, Any], str, str, BuilderLimits]]:
             found[f"{family} legacy {precision}"] = (TINY_FAMILIES[family], "tensorrt_legacy", precision, LIMITS)
     for precision in ("fp32", "fp16", "bf16", "int4"):
         found[f"SmolLM2 135M {precision}"] = (SMOLLM2, "tensorrt", precision, BuilderLimits(1, 512, 2048))
+    for policy in ("smolvla", "pi0", "pi05", "groot"):
+        for precision in ("fp32", "fp16", "bf16"):
+            found[f"{policy} policy {precision}"] = (POLICIES / policy, "tensorrt", precision, None)
+        found[f"{policy} policy legacy fp16"] = (POLICIES / policy, "tensorrt_legacy", "fp16", None)
     return found
 
 
@@ -91,7 +100,7 @@ class Importer:
         self.version = str(self._trt.__version__)
         self._logger = self._trt.Logger(self._trt.Logger.ERROR)
 
-    def build(self, graph: Path, limits: BuilderLimits) -> int:
+    def build(self, graph: Path, profiles: Sequence[Ranges]) -> int:
         """Bytes of the engine. :raises ValueError: refused; the sentence is the library's."""
         trt = self._trt
         builder = trt.Builder(self._logger)
@@ -102,12 +111,12 @@ class Importer:
         allow_decomposition(trt, network)
         settings = builder.create_builder_config()
         inputs = [network.get_input(index) for index in range(network.num_inputs)]
-        for chunk in ("prefill", "decode"):
+        for ranges in profiles:
             profile = builder.create_optimization_profile()
             for tensor in inputs:
                 shape = tuple(tensor.shape)
                 if -1 in shape:
-                    profile.set_shape(tensor.name, *profile_ranges(tensor.name, shape, limits, chunk))
+                    profile.set_shape(tensor.name, *ranges(tensor.name, shape))
             settings.add_optimization_profile(profile)
         plan = builder.build_serialized_network(network, settings)
         if plan is None:
@@ -116,12 +125,20 @@ class Importer:
 
 
 def check(
-    importer: Importer, name: str, config: Mapping[str, Any], lowering: str, precision: str, limits: BuilderLimits
+    importer: Importer,
+    name: str,
+    source: Mapping[str, Any] | Path,
+    lowering: str,
+    precision: str,
+    limits: BuilderLimits | None,
 ) -> bool:
-    """Write the graph, build it, and say how it went."""
+    """Write the graphs, build each, and say how it went."""
     with tempfile.TemporaryDirectory(prefix="edgellm-tensorrt-") as folder:
         started = time.monotonic()
-        checkpoint = write_random_checkpoint(Path(folder) / "checkpoint", config)
+        settings = Path(folder) / "robot.yaml"
+        settings.write_text(f"embodiment: {ROBOT}\n", encoding="utf-8")
+        is_policy = isinstance(source, Path)
+        checkpoint = source if is_policy else write_random_checkpoint(Path(folder) / "checkpoint", source)
         engine = build_engine(
             checkpoint,
             Path(folder) / "engine",
@@ -129,15 +146,17 @@ def check(
             limits=limits,
             lowering=lowering,
             calibrate=False,  # random weights, and no engine library to run them
+            policy_settings=settings if is_policy and source.name == "groot" else None,
         )
         written = time.monotonic()
         try:
-            size = importer.build(engine / "llm.onnx", limits)
+            jobs = plan_jobs(open_engine_directory(engine))
+            size = sum(importer.build(job.graph, job.profiles) for job in jobs)
         except ValueError as error:
             print(f"  {name}: REFUSED: {error}", flush=True)
             return False
         print(
-            f"  {name}: graph written in {written - started:.1f} s, built in {time.monotonic() - written:.1f} s, "
+            f"  {name}: {len(jobs)} written in {written - started:.1f} s, built in {time.monotonic() - written:.1f} s, "
             f"{size / 1e6:.1f} MB",
             flush=True,
         )

@@ -1,8 +1,8 @@
-"""Compile the TensorRT plan of an engine directory, on the GPU that will run it.
+"""Compile the TensorRT plans of an engine directory, on the GPU that will run them.
 
-Two optimisation profiles: any chunk (prefill), and one position a row (decode). The timing cache is kept beside the
-plan, so that compiling again after a change is quick. Weights stay in the graph's external data: the importer maps
-that file, and host memory holds what TensorRT itself makes of it.
+A language model has two optimisation profiles: any chunk (prefill), and one position a row (decode); each graph of a
+policy has one. The timing cache is kept beside a plan, so that compiling again after a change is quick. Weights stay in
+the graph's external data: the importer maps that file, and host memory holds what TensorRT itself makes of it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.cuda.device import Device
-from ..backends.cuda.plan_file import TIMING_CACHE_FILE, PlanInfo, check_plan, file_digest
+from ..backends.cuda.plan_file import PlanInfo, check_plan, file_digest, main_plan, plan_of
 from ..backends.cuda.tensorrt_api import TensorRT
-from ..engine_format import GRAPH_FILE, PLAN_FILE, EngineDirectory, open_engine_directory
+from ..engine_format import open_engine_directory
 from ..errors import BackendError, CheckpointError
-from .plan_profiles import profile_ranges
+from .plan_jobs import PlanJob, plan_jobs
 from .tensorrt_network import allow_decomposition, network_flags, precision_flag
 
 LOWERINGS = {"tensorrt": (10, 15), "tensorrt_legacy": (8, 5)}  # and the oldest TensorRT that takes them
@@ -84,7 +84,9 @@ def compile_plan(
     api: TensorRT | None = None,
     device: Device | None = None,
 ) -> Path:
-    """Write ``llm.engine`` into an engine directory of a TensorRT lowering; a plan that fits already is left as it is.
+    """Write the plans of an engine directory of a TensorRT lowering beside their graphs; the path of the main one.
+
+    A plan that fits already is left as it is.
 
     :raises CheckpointError: the lowering has no plan, or it or the precision is for a newer TensorRT than the
         installed one.
@@ -98,13 +100,13 @@ def compile_plan(
     owned = device is None
     device = device or Device()
     try:
-        plan = found.path / PLAN_FILE
-        with contextlib.suppress(BackendError):
-            check_plan(plan, api.version, device.architecture, device.name)
-            return plan
         device.enter()
-        _Compilation(found, options, api, device, progress or (lambda what, seconds: None)).run(plan)
-        return plan
+        for job in plan_jobs(found):
+            try:
+                check_plan(plan_of(job.graph), api.version, device.architecture, device.name)
+            except BackendError:
+                _Compilation(job, options, api, device, progress or (lambda what, seconds: None)).run()
+        return main_plan(found.path)
     finally:
         if owned:
             device.close()
@@ -112,17 +114,20 @@ def compile_plan(
 
 class _Compilation:
     def __init__(
-        self, directory: EngineDirectory, options: PlanOptions, api: TensorRT, device: Device, progress: PlanProgress
+        self, job: PlanJob, options: PlanOptions, api: TensorRT, device: Device, progress: PlanProgress
     ) -> None:
-        self._directory, self._options, self._api, self._device = directory, options, api, device
-        self._precision_flag = precision_flag(api, directory.manifest.precision)
+        self._job, self._options, self._api, self._device = job, options, api, device
+        self._plan = plan_of(job.graph)
+        self._timings = self._plan.with_suffix(".timing.cache")
+        self._precision_flag = precision_flag(api, job.precision)
         self._progress = progress
         self._start = time.monotonic()
 
     def _report(self, what: str) -> None:
         self._progress(what, time.monotonic() - self._start)
 
-    def run(self, plan: Path) -> None:
+    def run(self) -> None:
+        plan = self._plan
         self._report("reading the graph")
         module = self._api.module
         builder = module.Builder(self._api.logger)
@@ -141,28 +146,23 @@ class _Compilation:
         _write(plan, content)
         if cache is not None:
             with contextlib.suppress(OSError):  # only time is lost without it
-                _write(plan.with_name(TIMING_CACHE_FILE), cache.serialize())
-        limits = self._directory.config.limits
+                _write(self._timings, cache.serialize())
         PlanInfo(
             tensorrt=self._api.version,
             architecture=self._device.architecture,
             device=self._device.name,
-            precision=self._directory.manifest.precision,
+            precision=self._job.precision,
             plan_bytes=plan.stat().st_size,
             plan_sha256=file_digest(plan),
-            graph_sha256=file_digest(plan.with_name(GRAPH_FILE)),
-            limits={
-                "max_batch_size": limits.max_batch_size,
-                "max_input_len": limits.max_input_len,
-                "max_kv_cache_capacity": limits.max_kv_cache_capacity,
-            },
+            graph_sha256=file_digest(self._job.graph),
+            limits=self._job.limits,
             build_seconds=round(time.monotonic() - self._start, 1),
         ).write(plan)
 
     def _parse(self, network: Any) -> None:
         self._api.forget_errors()
         parser = self._api.module.OnnxParser(network, self._api.logger)
-        graph = self._directory.path / GRAPH_FILE
+        graph = self._job.graph
         if not parser.parse_from_file(str(graph)):
             errors = [str(parser.get_error(index)) for index in range(parser.num_errors)]
             first = " ".join(errors[0].split())[:400] if errors else self._api.first_error()
@@ -181,13 +181,10 @@ class _Compilation:
         if self._precision_flag is not None:
             config.set_flag(self._precision_flag)
         inputs = [network.get_input(index) for index in range(network.num_inputs)]
-        for chunk in ("prefill", "decode"):
+        for ranges in self._job.profiles:
             profile = builder.create_optimization_profile()
             for tensor in inputs:
-                shape = tuple(int(size) for size in tensor.shape)
-                profile.set_shape(
-                    tensor.name, *profile_ranges(tensor.name, shape, self._directory.config.limits, chunk)
-                )
+                profile.set_shape(tensor.name, *ranges(tensor.name, tuple(int(size) for size in tensor.shape)))
             config.add_optimization_profile(profile)
         return config
 
@@ -202,10 +199,9 @@ class _Compilation:
                 config.set_preview_feature(getattr(features, name), wanted)
 
     def _attach_timing_cache(self, config: Any) -> Any:
-        path = self._directory.path / TIMING_CACHE_FILE
         content = b""
         with contextlib.suppress(OSError):
-            content = path.read_bytes()
+            content = self._timings.read_bytes()
         cache = config.create_timing_cache(content)
         if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
             cache = config.create_timing_cache(b"")  # of another version or GPU

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...engine_format import GRAPH_FILE, PLAN_FILE
+from ...engine_format import ACTION_DIRECTORY, PLAN_FILE
 from ...errors import BackendError, EngineDirectoryError
 from ...json_values import read_json
 
-PLAN_INFO_FILE = "llm.engine.json"
-TIMING_CACHE_FILE = "llm.timing.cache"
+PLAN_INFO_FILE = f"{PLAN_FILE}.json"  # beside the plan of a language model
+TIMING_CACHE_FILE = str(Path(PLAN_FILE).with_suffix(".timing.cache"))
 _FORMAT = 1
 _AGAIN = "compile it again with 'edgellm build ... --plan' on this machine"
 _BLOCK = 1 << 22
@@ -37,7 +37,22 @@ class PlanInfo:
 
     def write(self, path: Path) -> None:
         """Beside the plan at ``path``."""
-        path.with_name(PLAN_INFO_FILE).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+        _info_of(path).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+
+
+def plan_of(graph: Path) -> Path:
+    """Where the plan of a graph lies: ``action.engine`` beside ``action.onnx``."""
+    return graph.with_suffix(".engine")
+
+
+def main_plan(directory: Path) -> Path:
+    """The plan without which an engine directory does not run under TensorRT: a policy's is that of its actions."""
+    actions = directory / ACTION_DIRECTORY
+    return actions / f"{ACTION_DIRECTORY}.engine" if actions.is_dir() else directory / PLAN_FILE
+
+
+def _info_of(plan: Path) -> Path:
+    return plan.with_name(f"{plan.name}.json")
 
 
 def file_digest(path: Path) -> str:
@@ -54,7 +69,7 @@ def read_plan_info(path: Path) -> PlanInfo:
 
     :raises BackendError: missing, damaged, or of another format version.
     """
-    place = path.with_name(PLAN_INFO_FILE)
+    place = _info_of(path)
     try:
         content: dict[str, Any] = read_json(place)
         if content.get("format_version") != _FORMAT:
@@ -97,17 +112,7 @@ def check_plan(path: Path, version: str, architecture: str, device: str) -> Plan
         raise BackendError(f"{path} has {found} bytes; its description wants {info.plan_bytes}: {_AGAIN}.")
     if file_digest(path) != info.plan_sha256:
         raise BackendError(f"{path} is damaged (its digest differs from its description's); {_AGAIN}.")
-    graph = path.with_name(GRAPH_FILE)
+    graph = path.with_suffix(".onnx")
     if graph.is_file() and file_digest(graph) != info.graph_sha256:
-        raise BackendError(f"{path} was compiled from another {GRAPH_FILE} than the one beside it; {_AGAIN}.")
+        raise BackendError(f"{path} was compiled from another {graph.name} than the one beside it; {_AGAIN}.")
     return info
-
-
-def plan_of(graph: Path) -> Path:
-    """Where the plan of a graph lies: ``action.engine`` beside ``action.onnx``."""
-    return graph.with_suffix(".engine")
-
-
-def has_plan(directory: Path) -> bool:
-    """Whether a directory holds a plan."""
-    return (directory / PLAN_FILE).is_file()
