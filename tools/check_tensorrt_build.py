@@ -1,4 +1,4 @@
-"""Builds the graphs for TensorRT with TensorRT-RTX: every family at tiny size, SmolLM2 at its real one, and policies.
+"""Builds graphs with TensorRT-RTX: every family, image tower and policy at tiny size, SmolLM2 at its real one.
 
 Usage: python tools/check_tensorrt_build.py [NAME...]
 
@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import ctypes
 import importlib.util
+import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test" / "builder")]
 from tiny_families import TINY_FAMILIES  # noqa: E402
 
 from edgellm_ros.builder.build import build_engine  # noqa: E402
-from edgellm_ros.builder.plan_jobs import Ranges, plan_jobs  # noqa: E402
+from edgellm_ros.builder.plan_graphs import PlanGraph, plan_graphs  # noqa: E402
 from edgellm_ros.builder.random_weights import write_random_checkpoint  # noqa: E402
 from edgellm_ros.builder.tensorrt_network import allow_decomposition  # noqa: E402
 from edgellm_ros.engine_format import BuilderLimits, open_engine_directory  # noqa: E402
@@ -32,9 +33,10 @@ from edgellm_ros.engine_format import BuilderLimits, open_engine_directory  # no
 PROVIDER = "onnxruntime_ep_nv_tensorrt_rtx"  # the package whose folder holds the libraries
 LIBRARIES = ("libcudart.so.*", "libtensorrt_rtx.so.*", "libtensorrt_onnxparser_rtx.so.*")  # in the order they load
 LIMITS = BuilderLimits(max_batch_size=4, max_input_len=64, max_kv_cache_capacity=128)
-POLICIES = ROOT / "test" / "action" / "reference"  # a tiny one of each family, whose plans are several
-ROBOT = "libero_sim"  # of those that GR00T's tiny one knows
 WHOLE_BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}  # columns are cut into blocks of 32
+POLICIES = ROOT / "test" / "action" / "reference"
+ROBOT = "libero_sim"  # of those that GR00T's tiny one knows
+TOWERS = ROOT / "test" / "reference" / "vision_families"
 SMOLLM2: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_act": "silu",
@@ -56,7 +58,7 @@ Case = tuple[Mapping[str, Any] | Path, str, str, BuilderLimits | None]
 
 
 def cases() -> dict[str, Case]:
-    """(configuration or folder, lowering, precision, limits) by name."""
+    """(configuration or folder of a policy, lowering, precision, limits) by name."""
     found: dict[str, Case] = {}
     for family, config in TINY_FAMILIES.items():
         found[f"{family} fp32"] = (config, "tensorrt", "fp32", LIMITS)
@@ -71,6 +73,11 @@ def cases() -> dict[str, Case]:
             found[f"{family} legacy {precision}"] = (TINY_FAMILIES[family], "tensorrt_legacy", precision, LIMITS)
     for precision in ("fp32", "fp16", "bf16", "int4"):
         found[f"SmolLM2 135M {precision}"] = (SMOLLM2, "tensorrt", precision, BuilderLimits(1, 512, 2048))
+    for path in sorted(TOWERS.glob("*/config.json")):
+        config = json.loads(path.read_text(encoding="utf-8"))
+        for lowering, label in (("tensorrt", "image"), ("tensorrt_legacy", "image legacy")):
+            for precision in ("fp32", "fp16", "bf16"):
+                found[f"{path.parent.name} {label} {precision}"] = (config, lowering, precision, LIMITS)
     for policy in ("smolvla", "pi0", "pi05", "groot"):
         for precision in ("fp32", "fp16", "bf16"):
             found[f"{policy} policy {precision}"] = (POLICIES / policy, "tensorrt", precision, None)
@@ -100,18 +107,18 @@ class Importer:
         self.version = str(self._trt.__version__)
         self._logger = self._trt.Logger(self._trt.Logger.ERROR)
 
-    def build(self, graph: Path, profiles: Sequence[Ranges]) -> int:
+    def build(self, target: PlanGraph) -> int:
         """Bytes of the engine. :raises ValueError: refused; the sentence is the library's."""
         trt = self._trt
         builder = trt.Builder(self._logger)
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         parser = trt.OnnxParser(network, self._logger)
-        if not parser.parse_from_file(str(graph)):
+        if not parser.parse_from_file(str(target.graph)):
             raise ValueError("; ".join(str(parser.get_error(index)) for index in range(parser.num_errors)))
         allow_decomposition(trt, network)
         settings = builder.create_builder_config()
         inputs = [network.get_input(index) for index in range(network.num_inputs)]
-        for ranges in profiles:
+        for ranges in target.profiles:
             profile = builder.create_optimization_profile()
             for tensor in inputs:
                 shape = tuple(tensor.shape)
@@ -122,6 +129,18 @@ class Importer:
         if plan is None:
             raise ValueError("the network was parsed but not built; the log above says why")
         return int(plan.nbytes)
+
+
+def _checkpoint(folder: Path, source: Mapping[str, Any] | Path) -> tuple[Path, dict[str, Any]]:
+    """What an engine is built of, and how."""
+    if isinstance(source, Path):
+        settings = folder / "robot.yaml"
+        settings.write_text(f"embodiment: {ROBOT}\n", encoding="utf-8")
+        return source, {"policy_settings": settings if source.name == "groot" else None}
+    if "vision_config" in source:
+        (folder / "config.json").write_text(json.dumps(source), encoding="utf-8")
+        return folder, {"random_seed": 0}
+    return write_random_checkpoint(folder / "checkpoint", source), {}
 
 
 def check(
@@ -135,10 +154,7 @@ def check(
     """Write the graphs, build each, and say how it went."""
     with tempfile.TemporaryDirectory(prefix="edgellm-tensorrt-") as folder:
         started = time.monotonic()
-        settings = Path(folder) / "robot.yaml"
-        settings.write_text(f"embodiment: {ROBOT}\n", encoding="utf-8")
-        is_policy = isinstance(source, Path)
-        checkpoint = source if is_policy else write_random_checkpoint(Path(folder) / "checkpoint", source)
+        checkpoint, options = _checkpoint(Path(folder), source)
         engine = build_engine(
             checkpoint,
             Path(folder) / "engine",
@@ -146,18 +162,19 @@ def check(
             limits=limits,
             lowering=lowering,
             calibrate=False,  # random weights, and no engine library to run them
-            policy_settings=settings if is_policy and source.name == "groot" else None,
+            **options,
         )
         written = time.monotonic()
         try:
-            jobs = plan_jobs(open_engine_directory(engine))
-            size = sum(importer.build(job.graph, job.profiles) for job in jobs)
+            targets = plan_graphs(open_engine_directory(engine))
+            built = targets[1:] if "random_seed" in options else targets  # the text model is another case
+            size = sum(importer.build(target) for target in built)
         except ValueError as error:
             print(f"  {name}: REFUSED: {error}", flush=True)
             return False
         print(
-            f"  {name}: {len(jobs)} written in {written - started:.1f} s, built in {time.monotonic() - written:.1f} s, "
-            f"{size / 1e6:.1f} MB",
+            f"  {name}: {len(built)} written in {written - started:.1f} s, built in "
+            f"{time.monotonic() - written:.1f} s, {size / 1e6:.1f} MB",
             flush=True,
         )
         return True

@@ -6,72 +6,56 @@ twice that.
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..action.policy_manifest import Handoff, PolicyManifest, StateInput
 from ..errors import BackendError, CheckpointError
 from ..vision.visual_directory import TILES, TowerSettings
+from .plan_profiles import Profile, Ranges, Shape
+from .visual_profiles import visual_profiles, visual_ranges
 
-Shape = tuple[int, ...]
 Range = tuple[int, int, int]  # smallest, most usual, largest
 _USUAL_WORDS, _MOST_MARKS = 16, 64  # tokens of a task, and of what stands around it and the pictures
 _LONGEST = 2  # times the shorter side of a picture
 _BY_ROW = ("text", "image", "prefix")  # kinds of rows that inputs are named for
 
 
-class PolicyProfile:
-    """Ranges of the inputs of a policy's graphs. :raises CheckpointError: of a policy that has no plans."""
-
-    def __init__(self, manifest: PolicyManifest, tower: TowerSettings) -> None:
-        if manifest.driving is not None:
-            raise CheckpointError(
-                "a plan is asked of a policy that reasons before it drives, which ONNX Runtime runs on the CPU; build "
-                "it without --plan."
-            )
-        cameras, tokens = len(manifest.cameras), manifest.image_tokens
-        state = int(manifest.state_input is StateInput.PREFIX_TOKEN)
-        words = min(_USUAL_WORDS, manifest.prompt_tokens)
-        patches = tokens * tower.spatial_merge_size**2
-        context = manifest.handoff is Handoff.CONTEXT
-        image: Range = (1, cameras * tokens, cameras * tokens * (_LONGEST if context else 1))
-        marks = _MOST_MARKS if context else 0
-        text: Range = (1, words + marks // 4, manifest.prompt_tokens + marks)
-        seen: Range = (1, image[1] + text[1], image[2] + text[2])
-        self._ranges: dict[str, Range] = {
-            "images": (1, cameras, cameras) if tower.layout == TILES else (1, 1, 1),
-            "patches": (1, patches, patches * _LONGEST),
-            "image": image,
-            "text": text,
-            "seen": seen,
-            "prefix": (seen[0] + state, seen[1] + state, seen[2] + state),
-        }
-
-    def ranges(self, folder: str, name: str, shape: Shape) -> tuple[Shape, Shape, Shape]:
-        """Of one input of a graph in ``folder`` (``visual`` or ``action``); ``shape`` has -1 where it varies.
-
-        :raises BackendError: an input whose free dimensions this version does not know.
-        """
-        kinds = iter(_kinds(folder, name))
-        found = []
-        for size in shape:
-            kind = None if size >= 0 else next(kinds, None)
-            if size < 0 and kind is None:
-                raise BackendError(
-                    f"the policy's input {name!r} of shape {shape} varies where this version knows no range; build the "
-                    "directory again."
-                )
-            found.append((size,) * 3 if kind is None else self._ranges[kind])
-        smallest, usual, largest = (tuple(sizes) for sizes in zip(*found, strict=True))
-        return smallest, usual, largest
+def policy_tower_profile(manifest: PolicyManifest, tower: TowerSettings) -> Profile:
+    """Of the image tower, which sees every camera at once, or one after the other where their grids may differ."""
+    if tower.layout == TILES:
+        cameras = len(manifest.seen_cameras)
+        return partial(visual_ranges, sizes={"images": (1, cameras, cameras)})
+    sizes = visual_profiles(tower, _LONGEST * manifest.image_tokens)[-1]
+    least, _, most = sizes["patches"]
+    return partial(visual_ranges, sizes={**sizes, "patches": (least, most // _LONGEST, most)})
 
 
-def _kinds(folder: str, name: str) -> tuple[str, ...]:
-    """Of the dimensions that vary, in their order."""
-    if name == "pixel_values":
-        return "images", "patches"
-    if folder == "visual":
-        return () if name.startswith("window_") else ("patches",)
-    if name == "prefix_embeds" or name.startswith("deepstack_"):
-        return ("seen",)
-    if name in ("rope_cos", "rope_sin", "attend_end"):
-        return ("prefix",)
-    kind = name.split("_")[0]
-    return (kind,) if kind in _BY_ROW else ()
+def policy_profile(manifest: PolicyManifest) -> Profile:
+    """Of what lies in the directory ``action``. :raises CheckpointError: of a policy that has no plans."""
+    if manifest.driving is not None:
+        raise CheckpointError(
+            "a plan is asked of a policy that reasons before it drives, which ONNX Runtime runs on the CPU; build it "
+            "without --plan."
+        )
+    state = int(manifest.state_input is StateInput.PREFIX_TOKEN)
+    context = manifest.handoff is Handoff.CONTEXT
+    pictures, marks = len(manifest.seen_cameras) * manifest.image_tokens, _MOST_MARKS if context else 0
+    image = (1, pictures, pictures * (_LONGEST if context else 1))
+    text = (1, min(_USUAL_WORDS, manifest.prompt_tokens) + marks // 4, manifest.prompt_tokens + marks)
+    seen = (1, image[1] + text[1], image[2] + text[2])
+    prefix = (seen[0] + state, seen[1] + state, seen[2] + state)
+    return partial(_ranges, sizes={"image": image, "text": text, "seen": seen, "prefix": prefix})
+
+
+def _ranges(name: str, shape: Shape, sizes: dict[str, Range]) -> Ranges:
+    """:raises BackendError: an input whose free dimensions this version does not know."""
+    kind = "seen" if name == "prefix_embeds" or name.startswith("deepstack_") else name.split("_")[0]
+    kind = "prefix" if name in ("rope_cos", "rope_sin", "attend_end") else kind
+    if sum(size < 0 for size in shape) > (kind in ("seen", *_BY_ROW)):
+        raise BackendError(
+            f"the policy's input {name!r} of shape {shape} varies where this version knows no range; build the "
+            "directory again."
+        )
+    ranges = [(size,) * 3 if size >= 0 else sizes[kind] for size in shape]
+    smallest, usual, largest = (tuple(sizes) for sizes in zip(*ranges, strict=True))
+    return smallest, usual, largest

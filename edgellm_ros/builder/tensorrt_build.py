@@ -1,8 +1,7 @@
 """Compile the TensorRT plans of an engine directory, on the GPU that will run them.
 
-A language model has two optimisation profiles: any chunk (prefill), and one position a row (decode); each graph of a
-policy has one. The timing cache is kept beside a plan, so that compiling again after a change is quick. Weights stay in
-the graph's external data: the importer maps that file, and host memory holds what TensorRT itself makes of it.
+The timing cache is kept beside the plan, so that compiling again after a change is quick. Weights stay in the graph's
+external data: the importer maps that file, and host memory holds what TensorRT itself makes of it.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.cuda.device import Device
-from ..backends.cuda.plan_file import PlanInfo, check_plan, file_digest, main_plan, plan_of
+from ..backends.cuda.plan_file import PlanInfo, check_plan, file_digest, plan_of, timings_of
 from ..backends.cuda.tensorrt_api import TensorRT
 from ..engine_format import open_engine_directory
 from ..errors import BackendError, CheckpointError
-from .plan_jobs import PlanJob, plan_jobs
+from .plan_graphs import PlanGraph, plan_graphs
 from .tensorrt_network import allow_decomposition, network_flags, precision_flag
 
 LOWERINGS = {"tensorrt": (10, 15), "tensorrt_legacy": (8, 5)}  # and the oldest TensorRT that takes them
@@ -84,9 +83,9 @@ def compile_plan(
     api: TensorRT | None = None,
     device: Device | None = None,
 ) -> Path:
-    """Write the plans of an engine directory of a TensorRT lowering beside their graphs; the path of the main one.
+    """Write the plan of every graph of an engine directory; one that fits already is left as it is.
 
-    A plan that fits already is left as it is.
+    Returns the last one: that of the language model stands first, that of an image tower behind it.
 
     :raises CheckpointError: the lowering has no plan, or it or the precision is for a newer TensorRT than the
         installed one.
@@ -100,34 +99,44 @@ def compile_plan(
     owned = device is None
     device = device or Device()
     try:
-        device.enter()
-        for job in plan_jobs(found):
-            try:
-                check_plan(plan_of(job.graph), api.version, device.architecture, device.name)
-            except BackendError:
-                _Compilation(job, options, api, device, progress or (lambda what, seconds: None)).run()
-        return main_plan(found.path)
+        for target in plan_graphs(found):
+            plan = compile_graph(target, options, api, device, progress or (lambda what, seconds: None))
+        return plan
     finally:
         if owned:
             device.close()
 
 
+def compile_graph(
+    target: PlanGraph, options: PlanOptions, api: TensorRT, device: Device, progress: PlanProgress
+) -> Path:
+    """Write the plan of one graph, unless it is there already and fits; returns where it lies.
+
+    :raises CheckpointError: its precision is for a newer TensorRT than the installed one.
+    :raises BackendError: TensorRT refuses the graph.
+    """
+    plan = plan_of(target.graph)
+    with contextlib.suppress(BackendError):
+        check_plan(plan, api.version, device.architecture, device.name)
+        return plan
+    device.enter()
+    _Compilation(target, options, api, device, progress).run(plan)
+    return plan
+
+
 class _Compilation:
     def __init__(
-        self, job: PlanJob, options: PlanOptions, api: TensorRT, device: Device, progress: PlanProgress
+        self, target: PlanGraph, options: PlanOptions, api: TensorRT, device: Device, progress: PlanProgress
     ) -> None:
-        self._job, self._options, self._api, self._device = job, options, api, device
-        self._plan = plan_of(job.graph)
-        self._timings = self._plan.with_suffix(".timing.cache")
-        self._precision_flag = precision_flag(api, job.precision)
+        self._target, self._options, self._api, self._device = target, options, api, device
+        self._precision_flag = precision_flag(api, target.precision)
         self._progress = progress
         self._start = time.monotonic()
 
     def _report(self, what: str) -> None:
         self._progress(what, time.monotonic() - self._start)
 
-    def run(self) -> None:
-        plan = self._plan
+    def run(self, plan: Path) -> None:
         self._report("reading the graph")
         module = self._api.module
         builder = module.Builder(self._api.logger)
@@ -135,7 +144,7 @@ class _Compilation:
         self._parse(network)
         allow_decomposition(module, network)
         config = self._configure(builder, network)
-        cache = self._attach_timing_cache(config)
+        cache = self._attach_timing_cache(config, timings_of(plan))
         self._report("compiling the plan")
         self._api.forget_errors()
         with self._heartbeat(config):
@@ -146,27 +155,26 @@ class _Compilation:
         _write(plan, content)
         if cache is not None:
             with contextlib.suppress(OSError):  # only time is lost without it
-                _write(self._timings, cache.serialize())
+                _write(timings_of(plan), cache.serialize())
         PlanInfo(
             tensorrt=self._api.version,
             architecture=self._device.architecture,
             device=self._device.name,
-            precision=self._job.precision,
+            precision=self._target.precision,
             plan_bytes=plan.stat().st_size,
             plan_sha256=file_digest(plan),
-            graph_sha256=file_digest(self._job.graph),
-            limits=self._job.limits,
+            graph_sha256=file_digest(self._target.graph),
+            limits=self._target.limits,
             build_seconds=round(time.monotonic() - self._start, 1),
         ).write(plan)
 
     def _parse(self, network: Any) -> None:
         self._api.forget_errors()
         parser = self._api.module.OnnxParser(network, self._api.logger)
-        graph = self._job.graph
-        if not parser.parse_from_file(str(graph)):
+        if not parser.parse_from_file(str(self._target.graph)):
             errors = [str(parser.get_error(index)) for index in range(parser.num_errors)]
             first = " ".join(errors[0].split())[:400] if errors else self._api.first_error()
-            raise BackendError(f"TensorRT {self._api.version} does not read {graph}: {first}.")
+            raise BackendError(f"TensorRT {self._api.version} does not read {self._target.graph}: {first}.")
 
     def _configure(self, builder: Any, network: Any) -> Any:
         module = self._api.module
@@ -181,7 +189,7 @@ class _Compilation:
         if self._precision_flag is not None:
             config.set_flag(self._precision_flag)
         inputs = [network.get_input(index) for index in range(network.num_inputs)]
-        for ranges in self._job.profiles:
+        for ranges in self._target.profiles:
             profile = builder.create_optimization_profile()
             for tensor in inputs:
                 profile.set_shape(tensor.name, *ranges(tensor.name, tuple(int(size) for size in tensor.shape)))
@@ -198,10 +206,10 @@ class _Compilation:
             if hasattr(features, name):
                 config.set_preview_feature(getattr(features, name), wanted)
 
-    def _attach_timing_cache(self, config: Any) -> Any:
+    def _attach_timing_cache(self, config: Any, path: Path) -> Any:
         content = b""
         with contextlib.suppress(OSError):
-            content = self._timings.read_bytes()
+            content = path.read_bytes()
         cache = config.create_timing_cache(content)
         if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
             cache = config.create_timing_cache(b"")  # of another version or GPU

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +11,12 @@ import numpy as np
 import onnx
 import onnxruntime
 from fake_cuda import FakeDriver
-from fake_kernels import view
 
 PROVIDER = "CUDAExecutionProvider"
-_ELEMENTS = {"FLOAT": np.float32, "HALF": np.float16, "INT32": np.int32, "INT64": np.int64}
+_ELEMENTS = {"FLOAT": np.float32, "HALF": np.float16, "INT32": np.int32, "INT64": np.int64, "UINT8": np.uint8}
 _LABELS = {
-    "tensor(float)": "FLOAT", "tensor(float16)": "HALF", "tensor(int32)": "INT32", "tensor(int64)": "INT64"
+    "tensor(float)": "FLOAT", "tensor(float16)": "HALF", "tensor(int32)": "INT32", "tensor(int64)": "INT64",
+    "tensor(uint8)": "UINT8",
 }  # fmt: skip
 
 
@@ -153,10 +154,10 @@ def fake_tensorrt(driver: FakeDriver, version: str = "10.3.0") -> Any:
             return True
 
         def execute_async_v3(self, stream: int) -> bool:
-            if "inputs_embeds" not in self.shapes:
-                driver.enqueue(lambda state=(dict(self.shapes), dict(self.addresses)): self._run_any(*state))
-                return True
             binding = self._engine.session.io_binding()
+            free_outputs = [name for name in self.addresses if name not in self.shapes]
+            if "inputs_embeds" not in self.shapes:
+                return self._execute_freely(binding, free_outputs)
             batch, chunk = self.shapes["inputs_embeds"][:2]
             for name, address in self.addresses.items():
                 element = _ELEMENTS[self._engine.get_tensor_dtype(name).name]
@@ -169,13 +170,22 @@ def fake_tensorrt(driver: FakeDriver, version: str = "10.3.0") -> Any:
             driver.enqueue(lambda: self._engine.session.run_with_iobinding(binding))
             return True
 
-        def _run_any(self, shapes: dict[str, tuple[int, ...]], addresses: dict[str, int]) -> None:
-            """A graph whose outputs have the shapes that follow from its inputs."""
-            elements = {name: _ELEMENTS[self._engine.get_tensor_dtype(name).name] for name in addresses}
-            given = {name: view(addresses[name], elements[name], *shape) for name, shape in shapes.items()}
-            names = [name for name in addresses if name not in shapes]
-            for name, values in zip(names, self._engine.session.run(names, given), strict=True):
-                view(addresses[name], elements[name], *values.shape)[...] = values
+        def _execute_freely(self, binding: Any, outputs: list[str]) -> bool:
+            """Outputs of whatever shape the graph gives them."""
+            places = dict(self.addresses)
+            for name, shape in self.shapes.items():
+                element = _ELEMENTS[self._engine.get_tensor_dtype(name).name]
+                binding.bind_input(name, "cpu", 0, element, list(shape), places[name])
+            for name in outputs:
+                binding.bind_output(name, "cpu")
+
+            def run() -> None:
+                self._engine.session.run_with_iobinding(binding)
+                for name, value in zip(outputs, binding.copy_outputs_to_cpu(), strict=True):
+                    ctypes.memmove(places[name], np.ascontiguousarray(value).ctypes.data, value.nbytes)
+
+            driver.enqueue(run)
+            return True
 
     class Runtime:
         def __init__(self, logger: _Logger) -> None:

@@ -109,7 +109,8 @@ class CUDABackend:
             engine.close()
             raise
         self._engines.append(engine)
-        self._order = engine.caches.order
+        if engine.caches.layout.layers:
+            self._order = engine.caches.order
         return engine
 
     def _load(self, path: Path, *, own_graph: bool) -> EngineFrame:

@@ -10,6 +10,8 @@ from ...engine_format import (
     GRAPH_FILE,
     MANIFEST_FILE,
     PLAN_FILE,
+    VISUAL_DIRECTORY,
+    VISUAL_GRAPH_FILE,
     EngineDirectory,
     open_engine_directory,
 )
@@ -19,7 +21,6 @@ from .device import Device
 from .plan_file import plan_of
 
 WORKING_BYTES = 256 << 20  # context, kernels, activations of a chunk, and logits
-_GRAPH_DATA = GRAPH_FILE + ".data"
 
 
 def needed_bytes(directory: EngineDirectory, library: str) -> dict[str, int]:
@@ -27,15 +28,13 @@ def needed_bytes(directory: EngineDirectory, library: str) -> dict[str, int]:
     files = directory.manifest.files
     if (directory.path / ACTION_DIRECTORY).is_dir():
         graphs = [name for name in files if "/" in name and name.endswith(".onnx")]
-        parts = [part_bytes(directory.path / name, library)["weights"] for name in graphs]
+        parts = [graph_bytes(directory.path / name, library) for name in graphs]
         return {"weights": sum(parts), "embeddings": files.get(EMBEDDING_FILE, 0), "working": WORKING_BYTES}
-    plan = directory.path / PLAN_FILE
-    if library == "tensorrt" and plan.is_file():
-        weights = plan.stat().st_size
-    else:
-        weights = files.get(GRAPH_FILE, 0) + files.get(_GRAPH_DATA, 0)
-        if directory.config.extra.get("tie_word_embeddings"):
-            weights += files.get(EMBEDDING_FILE, 0)  # the head reads the same file, into memory of its own
+    weights = graph_bytes(directory.path / GRAPH_FILE, library)
+    planned = library == "tensorrt" and (directory.path / PLAN_FILE).is_file()
+    if directory.config.extra.get("tie_word_embeddings") and not planned:
+        weights += files.get(EMBEDDING_FILE, 0)  # the head reads the same file, into memory of its own
+    images = graph_bytes(directory.path / VISUAL_DIRECTORY / VISUAL_GRAPH_FILE, library)
     config = directory.config
     limits = config.limits
     names = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -43,17 +42,18 @@ def needed_bytes(directory: EngineDirectory, library: str) -> dict[str, int]:
     width = sum(2 * heads * size for heads, size in config.kv_layers) * item
     return {
         "weights": weights,
+        **({"images": images} if images else {}),
         "embeddings": files.get(EMBEDDING_FILE, 0),
         "caches": width * limits.max_batch_size * limits.max_kv_cache_capacity,
         "working": WORKING_BYTES,
     }
 
 
-def part_bytes(path: Path, library: str) -> dict[str, int]:
-    """Device memory of a graph beside a language model: an image tower, or a part of a policy."""
-    plan = plan_of(path)
-    files = [plan] if library == "tensorrt" and plan.is_file() else [path, path.with_name(f"{path.name}.data")]
-    return {"weights": sum(file.stat().st_size for file in files if file.is_file())}
+def graph_bytes(graph: Path, library: str) -> int:
+    """Bytes of the weights of a graph: its plan for TensorRT, where there is one, else the file and its data."""
+    plan = plan_of(graph)
+    files = [plan] if library == "tensorrt" and plan.is_file() else [graph, graph.with_name(f"{graph.name}.data")]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def check_memory(device: Device, path: Path, library: str) -> None:
@@ -67,7 +67,7 @@ def check_memory(device: Device, path: Path, library: str) -> None:
             return
         needed = needed_bytes(open_engine_directory(directory), library)
     else:
-        directory, needed = path, part_bytes(path, library)
+        directory, needed = path, {"weights": graph_bytes(path, library)}
     wanted = sum(needed.values())
     free, total = device.memory()
     if wanted > free:

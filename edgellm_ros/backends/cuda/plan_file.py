@@ -1,4 +1,8 @@
-"""What lies beside a TensorRT plan: the version, GPU and graph it was compiled for, and digests to check it by."""
+"""What lies beside a TensorRT plan: the version, GPU and graph it was compiled for, and digests to check it by.
+
+A plan goes by the name of its graph: that of ``llm.onnx`` is ``llm.engine``, with ``llm.engine.json`` and
+``llm.timing.cache``.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,31 @@ from ...engine_format import ACTION_DIRECTORY, PLAN_FILE
 from ...errors import BackendError, EngineDirectoryError
 from ...json_values import read_json
 
-PLAN_INFO_FILE = f"{PLAN_FILE}.json"  # beside the plan of a language model
-TIMING_CACHE_FILE = str(Path(PLAN_FILE).with_suffix(".timing.cache"))
+PLAN_SUFFIX = ".engine"
 _FORMAT = 1
 _AGAIN = "compile it again with 'edgellm build ... --plan' on this machine"
 _BLOCK = 1 << 22
+
+
+def plan_of(graph: Path) -> Path:
+    """Where the plan of a graph lies."""
+    return graph.with_suffix(PLAN_SUFFIX)
+
+
+def main_plan(directory: Path) -> Path:
+    """The plan without which an engine directory does not run under TensorRT: a policy's is that of its actions."""
+    actions = directory / ACTION_DIRECTORY
+    return actions / f"{ACTION_DIRECTORY}{PLAN_SUFFIX}" if actions.is_dir() else directory / PLAN_FILE
+
+
+def info_of(plan: Path) -> Path:
+    """Where the description of a plan lies."""
+    return plan.with_name(f"{plan.name}.json")
+
+
+def timings_of(plan: Path) -> Path:
+    """Where the timing cache of a plan lies."""
+    return plan.with_suffix(".timing.cache")
 
 
 @dataclass(frozen=True)
@@ -37,22 +61,7 @@ class PlanInfo:
 
     def write(self, path: Path) -> None:
         """Beside the plan at ``path``."""
-        _info_of(path).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
-
-
-def plan_of(graph: Path) -> Path:
-    """Where the plan of a graph lies: ``action.engine`` beside ``action.onnx``."""
-    return graph.with_suffix(".engine")
-
-
-def main_plan(directory: Path) -> Path:
-    """The plan without which an engine directory does not run under TensorRT: a policy's is that of its actions."""
-    actions = directory / ACTION_DIRECTORY
-    return actions / f"{ACTION_DIRECTORY}.engine" if actions.is_dir() else directory / PLAN_FILE
-
-
-def _info_of(plan: Path) -> Path:
-    return plan.with_name(f"{plan.name}.json")
+        info_of(path).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
 
 
 def file_digest(path: Path) -> str:
@@ -69,7 +78,7 @@ def read_plan_info(path: Path) -> PlanInfo:
 
     :raises BackendError: missing, damaged, or of another format version.
     """
-    place = _info_of(path)
+    place = info_of(path)
     try:
         content: dict[str, Any] = read_json(place)
         if content.get("format_version") != _FORMAT:

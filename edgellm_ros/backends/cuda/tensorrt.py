@@ -57,7 +57,7 @@ class TensorRTEngine(EngineFrame):
         return self.api.version
 
     def largest(self, name: str) -> tuple[int, ...]:
-        """Largest shape of an input over all profiles; empty where there is no such input."""
+        """Largest shape of an input over all profiles; empty where it has none of the name."""
         return max((limits[name][1] for limits in self._limits if name in limits), default=())
 
     def _prepare(self, call: Call) -> int:
