@@ -110,6 +110,9 @@ def test_of_several_robots_statistics_those_of_the_contract_are_taken(tmp_path):
     [
         ("pi05", lambda part: part.pop("q99"), "state has the q99 None; want a list of numbers"),
         ("pi0", lambda part: part.pop("std"), "state has the std None"),
+        ("pi0", lambda part: part.update(mean=[10**400] * 8), "state has the mean"),
+        ("pi0", lambda part: part.update(mean="none"), "state has the mean 'none'"),
+        ("pi05", lambda part: part.update(q01=[], q99=[]), "state has 0 numbers in q01"),
         ("pi0", lambda part: part.update(mean=[True] * 8), "state has the mean"),
         ("pi05", lambda part: part.update(q01=[float("nan")] * 8), "a statistic .* nan"),
         ("pi05", lambda part: part.update(q99=[-1e3] * 8), "a range whose end lies below its start"),
