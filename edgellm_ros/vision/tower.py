@@ -42,7 +42,9 @@ class Tower:
             )
 
     def encode(self, pixels: np.ndarray, grid: tuple[int, int, int] | None = None) -> EncodedMedia:
-        """Rows of one item: float32 tiles [N,3,side,side], or patches [S,values] of a ``grid`` [time,rows,columns].
+        """Rows of one item: tiles [N,3,side,side], or patches [S,values] of a ``grid`` [time,rows,columns].
+
+        Pixels are float32, or levels of 0 to 255 as the settings say, which may be uint8.
 
         :raises RequestError: pixel values of another shape than the tower takes.
         :raises BackendError: the engine failed.
@@ -107,8 +109,8 @@ class Tower:
 
     def _run(self, pixels: np.ndarray, tokens: int, tables: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> None:
         engine, backend = self._engine, self._backend
-        taken = backend.allocate(pixels.shape, DataType.FLOAT32)
-        taken.write(np.ascontiguousarray(pixels, dtype=np.float32))
+        taken = backend.allocate(pixels.shape, engine.inputs[PIXELS].dtype)
+        taken.write(np.ascontiguousarray(pixels, dtype=taken.dtype.numpy))
         shapes: dict[str, tuple[int, ...]] = {PIXELS: pixels.shape}
         engine.bind(PIXELS, taken)
         for name, table in tables.items():
