@@ -34,6 +34,7 @@ PROVIDER = "onnxruntime_ep_nv_tensorrt_rtx"  # the package whose folder holds th
 LIBRARIES = ("libcudart.so.*", "libtensorrt_rtx.so.*", "libtensorrt_onnxparser_rtx.so.*")  # in the order they load
 LIMITS = BuilderLimits(max_batch_size=4, max_input_len=64, max_kv_cache_capacity=128)
 WHOLE_BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}  # columns are cut into blocks of 32
+LEVELS = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}  # so that a tower takes pixels as they come
 TOWERS = ROOT / "test" / "reference" / "vision_families"
 SMOLLM2: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -124,6 +125,7 @@ class Importer:
 
 def _configuration(folder: Path, config: Mapping[str, Any]) -> Path:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "preprocessor_config.json").write_text(json.dumps(LEVELS), encoding="utf-8")
     return folder
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .host_tensor import host_array
-from .image_kernels import FRACTION_BITS, check_rearrange, check_resample
+from .image_kernels import FRACTION_BITS, Order, check_rearrange, check_resample
 
 
 class HostImages:
@@ -22,20 +22,12 @@ class HostImages:
         check_resample(tensors)
         resample(*(host_array(tensor) for tensor in tensors))
 
-    def rearrange(
-        self,
-        source: Any,
-        out: Any,
-        sizes: Sequence[int],
-        strides: Sequence[int],
-        *,
-        source_start: int = 0,
-        out_start: int = 0,
-    ) -> None:
+    def rearrange(self, source: Any, out: Any, order: Order) -> None:
         """See ``ImageKernels``."""
         given, place = host_array(source), host_array(out)
-        check_rearrange((given.size, source.dtype), (place.size, out.dtype), sizes, strides, source_start, out_start)
-        rearrange(given.reshape(-1)[source_start:], place.reshape(-1)[out_start:], sizes, strides)
+        check_rearrange((given.size, source.dtype), (place.size, out.dtype), order)
+        flat, result = given.reshape(-1)[order.source_start :], place.reshape(-1)[order.out_start :]
+        rearrange(flat, result, order.sizes, order.strides)
 
 
 def resample(source: np.ndarray, first: np.ndarray, weights: np.ndarray, out: np.ndarray) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -11,6 +11,15 @@ from .values import DataType
 
 FRACTION_BITS = 22  # of the weights of a resize
 MOST_AXES = 8
+
+
+class Order(NamedTuple):
+    """Elements in order of an array of ``sizes``, at most 8 axes, at ``strides`` of the source, from starts on."""
+
+    sizes: Sequence[int]
+    strides: Sequence[int]
+    source_start: int = 0
+    out_start: int = 0
 
 
 class ImageKernels(Protocol):
@@ -31,19 +40,8 @@ class ImageKernels(Protocol):
         """
         ...
 
-    def rearrange(
-        self,
-        source: Any,
-        out: Any,
-        sizes: Sequence[int],
-        strides: Sequence[int],
-        *,
-        source_start: int = 0,
-        out_start: int = 0,
-    ) -> None:
-        """Elements of ``out`` from ``out_start`` on, in order of an array of ``sizes``, from the source's by strides.
-
-        source uint8; out uint8 or float32. Sizes are of at most 8 axes, strides count elements of the source.
+    def rearrange(self, source: Any, out: Any, order: Order) -> None:
+        """Elements of the source in another order, one behind the other; source uint8, out uint8 or float32.
 
         :raises ValueError: types that do not fit, or places outside either.
         """
@@ -63,22 +61,19 @@ def check_resample(tensors: Sequence[Any]) -> None:
         )
 
 
-def check_rearrange(
-    source: tuple[int, DataType], out: tuple[int, DataType], sizes: Sequence[int], strides: Sequence[int],
-    source_start: int, out_start: int,
-) -> int:  # fmt: skip
+def check_rearrange(source: tuple[int, DataType], out: tuple[int, DataType], order: Order) -> int:
     """How many elements are written; ``source`` and ``out`` are counts and types.
 
     :raises ValueError: see ``ImageKernels.rearrange``.
     """
+    sizes, strides, source_start, out_start = order
     count = int(np.prod(sizes, dtype=np.int64))
     last = source_start + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
     fits = 0 < len(sizes) <= MOST_AXES and min(sizes) > 0 and min(strides) >= 0 and source_start >= 0 <= out_start
     fits = fits and last < source[0] and out_start + count <= out[0]
     if not fits or source[1] is not DataType.UINT8 or out[1] not in (DataType.UINT8, DataType.FLOAT32):
         raise ValueError(
-            f"{list(sizes)} elements at strides {list(strides)} from {source_start} on of {source[0]} "
-            f"{source[1].value} were asked into {out[0]} {out[1].value} from {out_start} on; want places inside both, "
-            "uint8 into uint8 or float32, and at most 8 axes."
+            f"{order} of {source[0]} {source[1].value} was asked into {out[0]} {out[1].value}; want places inside "
+            "both, uint8 into uint8 or float32, and at most 8 axes."
         )
     return count

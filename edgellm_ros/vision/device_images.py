@@ -7,6 +7,7 @@ from collections import OrderedDict
 import numpy as np
 
 from ..backends.base import Backend, DataType, Tensor
+from ..backends.image_kernels import Order
 from .image_plan import ImagePlan
 from .resize_taps import Filter, taps
 
@@ -31,7 +32,7 @@ class DeviceImages:
         out = backend.allocate(plan.shape, DataType.UINT8)
         start = 0
         for part in plan.parts:
-            backend.images.rearrange(pictures[part.source], out, *part.layout, out_start=start)
+            backend.images.rearrange(pictures[part.source], out, Order(*part.layout, out_start=start))
             start += part.rows * int(np.prod(part.row_shape))
         return out
 

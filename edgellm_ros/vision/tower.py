@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ..backends.base import Backend, DataType, Tensor
+from ..backends.image_kernels import Order
 from ..errors import EngineDirectoryError, RequestError
 from .grid_tables import grid_tables
 from .media import EncodedMedia
@@ -116,7 +117,7 @@ class Tower:
             part = pixels.reshape(-1, *shape[1:])[start : start + shape[0]]
             taken.write(np.ascontiguousarray(part, dtype=dtype.numpy))
         else:
-            backend.images.rearrange(pixels, taken, (shape[0] * size,), (1,), source_start=start * size)
+            backend.images.rearrange(pixels, taken, Order((shape[0] * size,), (1,), start * size))
         return taken
 
     def _run(self, pixels: Tensor, tokens: int, tables: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> None:

@@ -13,10 +13,10 @@ from test_processors import SMALL, grey_levels, write_folder
 
 from edgellm_ros.backends.base import Backend, DataType
 from edgellm_ros.backends.cpu import CPUBackend
+from edgellm_ros.backends.image_kernels import Order
 from edgellm_ros.vision.device_images import DeviceImages
 from edgellm_ros.vision.image_plan import carry_out
 from edgellm_ros.vision.processor import PlannedProcessor, open_processor
-from edgellm_ros.vision.resize_taps import Filter
 
 pytest.importorskip("cv2")
 
@@ -58,24 +58,6 @@ def test_a_gpu_gives_the_bytes_of_the_host_kernels(case: Case, tmp_path: Path) -
     gpu.close()
 
 
-@pytest.mark.parametrize(
-    "kernel", [kernel for kernel in Filter if kernel is not Filter.BOX], ids=lambda kernel: kernel.name
-)
-@pytest.mark.parametrize("size", [(64, 96), (21, 37), (200, 30)], ids=str)
-def test_kernels_resize_as_pillow_does(kernel: Filter, size: tuple[int, int]) -> None:
-    image = pytest.importorskip("PIL.Image")
-    version = tuple(int(part) for part in pytest.importorskip("PIL").__version__.split(".")[:1])
-    if version >= (13,):
-        pytest.skip("Pillow 13 takes rows first where that is cheaper")
-    source = picture(80, 60)
-    device = DeviceImages(CPUBackend(1))
-    frame = CPUBackend(1).allocate(source.shape, DataType.UINT8)
-    frame.write(source)
-    found = device._resized(frame, *size, kernel).numpy()
-    wanted = np.asarray(image.fromarray(source).resize(size[::-1], kernel.value))
-    assert np.array_equal(found, wanted)
-
-
 @pytest.mark.parametrize("name", ["smolvlm-small", "qwen3-vl-small"])
 def test_a_plan_on_the_host_may_write_into_memory_that_is_there(name: str, tmp_path: Path) -> None:
     case = next(case for case in CASES if case.name == name)
@@ -96,7 +78,6 @@ def test_a_plan_on_the_host_may_write_into_memory_that_is_there(name: str, tmp_p
 def test_places_outside_are_refused(arguments: tuple, sentence: str, gpu: bool) -> None:
     backend = pretend_backend() if gpu else CPUBackend(1)
     source, out = (backend.allocate((16,), DataType.UINT8) for _ in range(2))
-    sizes, strides, source_start, out_start = arguments
     with pytest.raises(ValueError, match=sentence):
-        backend.images.rearrange(source, out, sizes, strides, source_start=source_start, out_start=out_start)
+        backend.images.rearrange(source, out, Order(*arguments))
     backend.close()

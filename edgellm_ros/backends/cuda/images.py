@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import Any
 
 from ..base import DataType
-from ..image_kernels import MOST_AXES, check_rearrange, check_resample
+from ..image_kernels import MOST_AXES, Order, check_rearrange, check_resample
 from .device import Device
 from .kernels import Kernels
 from .tensor import cuda_tensor
@@ -33,26 +32,15 @@ class CUDAImages:
             result.address, length, result.shape[1], inner, factors.shape[1], result.nbytes,
         )  # fmt: skip
 
-    def rearrange(
-        self,
-        source: Any,
-        out: Any,
-        sizes: Sequence[int],
-        strides: Sequence[int],
-        *,
-        source_start: int = 0,
-        out_start: int = 0,
-    ) -> None:
+    def rearrange(self, source: Any, out: Any, order: Order) -> None:
         """See ``ImageKernels``."""
         given, result = cuda_tensor(source, self._device), cuda_tensor(out, self._device)
         size = result.dtype.numpy.itemsize
-        count = check_rearrange(
-            (given.nbytes, given.dtype), (result.nbytes // size, result.dtype), sizes, strides, source_start, out_start
-        )
-        unused = MOST_AXES - len(sizes)
-        order = struct.pack("=16i", *[1] * unused, *sizes, *[0] * unused, *strides)
+        count = check_rearrange((given.nbytes, given.dtype), (result.nbytes // size, result.dtype), order)
+        unused = MOST_AXES - len(order.sizes)
+        packed = struct.pack("=16i", *[1] * unused, *order.sizes, *[0] * unused, *order.strides)
         name = "rearrange_bytes" if result.dtype is DataType.UINT8 else "rearrange_numbers"
         self._kernels[name].launch(
-            (-(-count // _THREADS), 1, 1), _THREADS, given.address + source_start, result.address + size * out_start,
-            order, count,
+            (-(-count // _THREADS), 1, 1), _THREADS, given.address + order.source_start,
+            result.address + size * order.out_start, packed, count,
         )  # fmt: skip
