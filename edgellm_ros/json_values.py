@@ -51,6 +51,7 @@ def shown(value: Any) -> str:
         text = repr(value)
     except ValueError:  # a whole number with more digits than Python writes out
         return "a number of thousands of digits"
+    text = plain_text(text)  # an array goes over several lines
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
