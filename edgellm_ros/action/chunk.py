@@ -9,6 +9,7 @@ import numpy as np
 
 from ..errors import ChunkError, RefusalCode
 from ..vision.pruner import PruningReport
+from .kinematics import DrivingPath
 
 NANOSECONDS = 1_000_000_000
 
@@ -18,7 +19,8 @@ class ActionChunk:
     """Rows [H, A] of float64 in robot units; row k is due at ``stamp + (k + 1) * step`` (both in nanoseconds).
 
     ``stamp`` is that of the observation, never of the computation. ``normalised`` [H, A] are the network's own numbers,
-    kept for parity checks and real-time chunking.
+    kept for parity checks and real-time chunking. Of a policy that drives, ``reasoning`` is what it said first and
+    ``path`` where its accelerations and curvatures lead.
     """
 
     rows: np.ndarray
@@ -31,6 +33,8 @@ class ActionChunk:
     normalised: np.ndarray | None = None
     pruning: PruningReport | None = None  # what was left out of what the policy saw
     timings: dict[str, float] = field(default_factory=dict)
+    reasoning: str = ""
+    path: DrivingPath | None = None
 
     def __post_init__(self) -> None:
         shape = np.shape(self.rows)

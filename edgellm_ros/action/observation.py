@@ -8,16 +8,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import ObservationError
+from .driving import check_frames
 from .policy_manifest import CameraSlot, PolicyManifest
 
 
 @dataclass(frozen=True)
 class Observation:
-    """``images``: uint8 RGB [H,W,3] by camera name; ``state``: [n] in robot units; ``stamp`` in nanoseconds."""
+    """``images``: uint8 RGB [H,W,3] by camera name; ``state``: [n] in robot units; ``stamp`` in nanoseconds.
+
+    A policy that drives takes several pictures of a camera, [frames,H,W,3], and ``history``: the positions that were
+    driven [points,3] in m, in the vehicle's frame at ``stamp``, oldest first.
+    """
 
     images: Mapping[str, np.ndarray]
     state: np.ndarray
     stamp: int = 0
+    history: np.ndarray | None = None
 
 
 def check_state(state: np.ndarray, manifest: PolicyManifest) -> np.ndarray:
@@ -45,6 +51,9 @@ def check_images(images: Mapping[str, np.ndarray], manifest: PolicyManifest) -> 
     found = []
     for slot in manifest.present_cameras(list(images)):
         image = images[slot.name if slot.name in images else slot.key]
+        if manifest.driving is not None:
+            found += [(slot, frame) for frame in check_frames(image, slot.name, manifest.driving.frames)]
+            continue
         if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             shape = getattr(image, "shape", type(image).__name__)
             raise ObservationError(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from ..backends.base import Backend, Tensor
+from ..backends.base import Backend, SamplingRow, Tensor
 from ..backends.registry import open_backend
 from ..engine_format import open_engine_directory
 from ..errors import ObservationError, RefusalCode, RequestError
@@ -23,6 +24,8 @@ from .observation import Observation, check_images, check_state
 from .policy_engines import PolicyEngines
 from .policy_manifest import ACTION_DIRECTORY, Handoff, PolicyManifest, read_policy_manifest
 from .prompt import prompt_text
+from .reasoning_engines import OnText, Reasoning, ReasoningEngines
+from .recordings import Recordings
 from .solver import FlowSchedule, RealTimeChunking
 from .time_embedding import sinusoids
 
@@ -45,12 +48,18 @@ class PolicyRuntime:
             open_backend(backend, threads=threads, directory=directory) if isinstance(backend, str) else backend
         )
         self.tokenizer = Tokenizer.from_directory(self.path)
-        self._engines: PolicyEngines | ContextEngines
-        if self.manifest.handoff is Handoff.CONTEXT:
+        self._engines: PolicyEngines | ContextEngines | ReasoningEngines
+        driving = self.manifest.driving
+        self.reasoning_sampling = SamplingRow()
+        if driving is not None:
+            self._engines = ReasoningEngines(directory, self.manifest, self._backend, self.tokenizer)
+            self.reasoning_sampling = SamplingRow(driving.temperature, top_p=driving.top_p)
+        elif self.manifest.handoff is Handoff.CONTEXT:
             self._engines = ContextEngines(self.path, self.manifest, self._backend, self.tokenizer)
         else:
             self._engines = PolicyEngines(self.path, self.manifest, self._backend)
         self._schedules: dict[int, tuple[FlowSchedule, list[Tensor]]] = {}
+        self._stopwatch = self._backend.stopwatch()
         self._prompts: dict[str, list[int]] = {}
         self.noise_seed = DEFAULT_NOISE_SEED
 
@@ -58,6 +67,11 @@ class PolicyRuntime:
     def backend(self) -> Backend:
         """The device it runs on."""
         return self._backend
+
+    @property
+    def recordings(self) -> Recordings:
+        """What of a chunk's work the device replays, and why the rest is not recorded."""
+        return self._engines.recordings
 
     def set_action_noise_seed(self, seed: int) -> None:
         """Seed of every later chunk that is given none, int32. :raises RequestError: it is no int32."""
@@ -67,9 +81,12 @@ class PolicyRuntime:
         """Compute one chunk of nothing, so that the first one is as fast as the next."""
         manifest = self.manifest
         height, width = manifest.image_size
-        black = np.zeros((height, width, 3), np.uint8)
-        middle = manifest.state.normalization.unnormalize(np.zeros(manifest.state.width))
-        self.compute(Observation({slot.name: black for slot in manifest.cameras}, middle), "wait", denoise_steps=1)
+        driving = manifest.driving
+        shape = (height, width, 3) if driving is None else (driving.frames, height, width, 3)
+        still = None if driving is None else np.zeros((driving.history.points, 3))
+        middle = manifest.robot.state_to_robot(manifest.state.normalization.unnormalize(np.zeros(manifest.state.width)))
+        images = {slot.name: np.zeros(shape, np.uint8) for slot in manifest.cameras}
+        self.compute(Observation(images, middle, history=still), "wait", denoise_steps=1)
 
     def check_task(self, task: str) -> None:
         """:raises RequestError: the task is empty or too long, whatever the state."""
@@ -80,10 +97,13 @@ class PolicyRuntime:
 
         :raises RequestError: an empty task, or a prompt beyond the policy's limit (it is never cut).
         """
+        if not task.strip() and self.manifest.driving is not None:
+            task = self.manifest.driving.task
         if not task.strip():
             raise RequestError("the task is empty; say what the robot is to do.", RefusalCode.EMPTY_PROMPT)
         text = prompt_text(self.manifest, task, state)
-        framed = self.manifest.handoff is not Handoff.CONTEXT  # else the engines put the task between its marks
+        # else the engines put the task between its marks
+        framed = self.manifest.handoff is not Handoff.CONTEXT and self.manifest.driving is None
         if text not in self._prompts:
             ids = self.tokenizer.encode(text, add_special_tokens=framed, allow_control=False)
             if len(ids) > self.manifest.prompt_tokens:
@@ -109,11 +129,15 @@ class PolicyRuntime:
         committed: np.ndarray | None = None,
         visual_pruner: VisualPrunerConfig | None = None,
         cancelled: Callable[[], bool] = lambda: False,
+        on_text: OnText = lambda text: None,
     ) -> ActionChunk | None:
-        """One chunk; None when ``cancelled`` said so between two steps.
+        """One chunk; None when ``cancelled`` said so.
+
+        It is asked between two steps; where a device replays the whole loop, which takes it milliseconds, before that.
 
         :param noise: float32 [H,padded] or [H,A] to start from instead of a seed's.
         :param denoise_steps: 0 takes the policy's own number.
+        :param on_text: is given each piece of what a policy says before it drives.
         :param committed: rows [n,A] in robot units that the robot is bound to from the start on; with ``chunking``.
         :param visual_pruner: leaves visual tokens out; nothing is left out where it is None.
         :raises ObservationError: a camera or a number is missing or unusable.
@@ -121,7 +145,7 @@ class PolicyRuntime:
         :raises ChunkError: the chunk holds NaN or infinity.
         """
         manifest, started = self.manifest, time.perf_counter()
-        state = check_state(observation.state, manifest)
+        state = manifest.robot.state_to_policy(check_state(observation.state, manifest))
         pictures = check_images(observation.images, manifest)
         normalised = manifest.state.normalization.normalize(state)
         ids = self.encode_task(task, normalised)
@@ -129,19 +153,25 @@ class PolicyRuntime:
         x0 = self._starting_noise(seed, noise, stream)
         schedule, times = self._schedule(denoise_steps)
         processed: Any = self._engines.fit([image for _, image in pictures])
-        fitted = time.perf_counter()
+        fitted, clock = time.perf_counter(), self._stopwatch
+        clock.start()
         self._engines.encode_images(processed)
-        self._backend.synchronize()
-        seen = time.perf_counter()
-        pruner = visual_pruner or VisualPrunerConfig()
-        pruning = self._engines.run_prefix(ids, manifest.state.pad(normalised), pruner)
-        self._backend.synchronize()
-        read = time.perf_counter()
+        clock.lap("vision")
+        reasoning, pruner = "", visual_pruner or VisualPrunerConfig()
+        if isinstance(self._engines, ReasoningEngines):
+            history = _history(observation)
+            sampling = replace(self.reasoning_sampling, seed=seed % (1 << 64))
+            said = self._engines.reason(ids, Reasoning(history, sampling, on_text, cancelled))
+            if said is None:
+                return None
+            reasoning, pruning = said, self._engines.pruned(pruner)
+        else:
+            pruning = self._engines.run_prefix(ids, manifest.state.pad(normalised), pruner)
+        clock.lap("prefix")
         target = None if committed is None else self._committed(committed, state)
         result = self._denoise(x0, schedule, times, chunking, target, cancelled)
         if result is None:
             return None
-        done = time.perf_counter()
         rows = self._robot_units(result, state)
         return ActionChunk(
             rows,
@@ -155,11 +185,13 @@ class PolicyRuntime:
             pruning,
             {
                 "images_ms": 1e3 * (fitted - started),
-                "vision_ms": 1e3 * (seen - fitted),
-                "prefix_ms": 1e3 * (read - seen),
-                "denoise_ms": 1e3 * (done - read),
+                **{f"{name}_ms": 1e3 * seconds for name, seconds in clock.seconds().items()},
                 "total_ms": 1e3 * (time.perf_counter() - started),
             },
+            reasoning,
+            None
+            if manifest.driving is None
+            else manifest.driving.path(rows, _history(observation), manifest.step_time),
         )
 
     def _starting_noise(self, seed: int, noise: np.ndarray | None, stream: NoiseStream) -> np.ndarray:
@@ -201,25 +233,46 @@ class PolicyRuntime:
     ) -> np.ndarray | None:
         """float32 [H,A]: the network's own numbers, or None when cancelled."""
         engines, backend = self._engines, self._backend
+        recordings = engines.recordings
         engines.start_actions(noise)
-        for moment, tensor in zip(schedule.times(), times, strict=True):
+        pull = (chunking, committed) if chunking is not None and committed is not None and len(committed) else None
+        loop = engines.key("denoise", len(times))
+        if cancelled():
+            return None
+        replayed = pull is None and recordings.replay(loop)
+        for moment, tensor in () if replayed else zip(schedule.times(), times, strict=True):
             if cancelled():
                 return None
             backend.copy(tensor, engines.time)
-            engines.run_step()
-            if chunking is not None and committed is not None and len(committed):
-                velocity, state = engines.velocity.numpy()[0], engines.state.numpy()[0]
-                guided = chunking.guide(velocity, state, float(moment), committed, schedule.direction)
-                engines.velocity.write(guided[None].astype(np.float32))
+            if pull is None:
+                engines.run_step()
+            else:  # it is worked out on the host, so steps are recorded one by one
+                recordings.run(engines.key("step"), engines.run_step)
+                self._guide(float(moment), schedule, *pull)
             backend.euler_step(engines.state, engines.velocity, schedule.step)
+        self._stopwatch.lap("denoise")
+        if pull is None and not replayed:
+            recordings.ran(loop, lambda: self._whole_loop(times, schedule.step))
         return np.array(engines.state.numpy()[0, : self.manifest.horizon, : self.manifest.action.width])
+
+    def _whole_loop(self, times: list[Tensor], step: float) -> None:
+        """All steps, for a recording, which keeps ``times`` for as long as it lives."""
+        for tensor in times:
+            self._backend.copy(tensor, self._engines.time)
+            self._engines.run_step()
+            self._backend.euler_step(self._engines.state, self._engines.velocity, step)
+
+    def _guide(self, moment: float, schedule: FlowSchedule, chunking: RealTimeChunking, committed: np.ndarray) -> None:
+        velocity, state = self._engines.velocity.numpy()[0], self._engines.state.numpy()[0]
+        pulled = chunking.guide(velocity, state, moment, committed, schedule.direction)
+        self._engines.velocity.write(pulled[None].astype(np.float32))
 
     def _committed(self, rows: np.ndarray, state: np.ndarray) -> np.ndarray:
         """Robot units as the network's numbers, float32 [n,padded]."""
         action = self.manifest.action
-        values = np.array(rows, dtype=np.float64)
-        if values.size == 0:
+        if np.size(rows) == 0:
             return np.empty((0, action.padded), np.float32)
+        values = self.manifest.robot.actions_to_policy(rows)
         for index in self.manifest.delta_dimensions:
             values[:, index] -= state[index]
         return action.pad(action.normalization.normalize(values))
@@ -230,11 +283,13 @@ class PolicyRuntime:
         rows = action.normalization.unnormalize(result).astype(np.float64)
         for index in self.manifest.delta_dimensions:
             rows[:, index] += state[index]
+        rows = self.manifest.robot.actions_to_robot(rows)
         check_finite(rows, action.names)
-        return rows
+        return rows if self.manifest.driving is None else self.manifest.driving.limited(rows)
 
     def close(self) -> None:
         """Let go of the engines; a second call does nothing."""
+        self._stopwatch.close()
         self._engines.close()
         if self._owns_backend:
             self._backend.close()
@@ -246,3 +301,10 @@ class PolicyRuntime:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _history(observation: Observation) -> np.ndarray:
+    """:raises ObservationError: there is none."""
+    if observation.history is None:
+        raise ObservationError("the policy drives by where the vehicle was; give the history of its positions.")
+    return np.asarray(observation.history, dtype=np.float64)

@@ -6,6 +6,7 @@ at 0 and data at 1 (Alpamayo-R1, GR00T). Either way a step is ``x += step * velo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -98,6 +99,14 @@ class RealTimeChunking:
             )
         if not self.max_guidance > 0:
             raise PolicyError(f"max_guidance is {self.max_guidance}; want a number above 0.")
+
+    @classmethod
+    def expecting(cls, seconds: float, step_time: float, fade: int, horizon: int) -> RealTimeChunking:
+        """For a chunk of ``horizon`` actions that is expected this long after its observation; ``fade`` actions later
+        the earlier chunk is let go.
+        """
+        delay = min(math.ceil(seconds / step_time - 1e-9), horizon)
+        return cls(delay, min(delay + fade, horizon))
 
     def row_weights(self, rows: int) -> np.ndarray:
         """float32 [rows]: 1 for the delay, a ramp to the horizon, 0 after it."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import zipfile
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ObservationError
+
+if TYPE_CHECKING:
+    from ..action.chunk import ActionChunk
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,12 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--observation",
         required=True,
         metavar="OBS.npz",
-        help="arrays 'state' and one uint8 RGB [height, width, 3] for each camera, by its name or the last part of it",
+        help="arrays 'state' and one uint8 RGB [height, width, 3] for each camera, by its name or the last part of it; "
+        "of a policy that drives 'history' [points, 3] and [frames, height, width, 3] for each camera",
     )
     parser.add_argument("--task", default="", metavar="TEXT", help="what the robot is to do")
     parser.add_argument("--noise", metavar="X0.npy", help="starting noise [horizon, padded] instead of a seed's")
     parser.add_argument("--noise-seed", type=int, metavar="N", help="seed of the starting noise (default: 5)")
     parser.add_argument("--steps", type=int, default=0, metavar="N", help="denoise steps (default: the policy's own)")
+    parser.add_argument("--temperature", type=float, help="of what a policy says first (default: the policy's own)")
     parser.add_argument("--backend", default="auto", help="auto, onnxruntime, ... (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="of the engines (default: all physical cores)")
     parser.add_argument("--json", action="store_true", help="print the chunk as JSON")
@@ -64,27 +70,37 @@ def read_array(path: Path) -> Any:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compute and print; 0 when there is a chunk."""
+    import numpy as np
+
     from ..action.observation import Observation
     from ..action.policy_runtime import PolicyRuntime
+    from ..backends.registry import graph_libraries
 
     arrays = read_arrays(Path(arguments.observation))
-    if "state" not in arrays:
-        raise ObservationError(f"{arguments.observation} has no array 'state'; want it and one for each camera.")
-    state = arrays.pop("state")
-    if state.dtype.kind not in "fiu":
-        raise ObservationError(f"the array 'state' is {state.dtype}; want numbers.")
+    history = arrays.pop("ego_history", None)
+    numbers = {"state": arrays.pop("state", None), "history": arrays.pop("history", history)}
+    for name, array in numbers.items():
+        if array is not None and array.dtype.kind not in "fiu":
+            raise ObservationError(f"the array {name!r} is {array.dtype}; want numbers.")
     noise = read_array(Path(arguments.noise)) if arguments.noise else None
     with PolicyRuntime(arguments.engine_dir, backend=arguments.backend, threads=arguments.threads) as runtime:
+        state = numbers["state"]
+        if state is None and runtime.manifest.state.width:
+            raise ObservationError(f"{arguments.observation} has no array 'state'; want it and one for each camera.")
+        if arguments.temperature is not None:
+            runtime.reasoning_sampling = replace(runtime.reasoning_sampling, temperature=arguments.temperature)
         chunk = runtime.compute(
-            Observation(arrays, state),
+            Observation(arrays, np.zeros(0) if state is None else state, history=numbers["history"]),
             arguments.task,
             noise=noise,
             noise_seed=arguments.noise_seed,
             denoise_steps=arguments.steps,
+            on_text=(lambda text: None) if arguments.json else (lambda text: print(text, end="", flush=True)),
         )
         assert chunk is not None  # nothing cancels here
         names, units = runtime.manifest.action.names, runtime.manifest.action.units
         meaning = runtime.manifest.meaning.value
+        libraries = graph_libraries(runtime.backend)
     if arguments.json:
         normalised = chunk.normalised
         print(
@@ -99,12 +115,25 @@ def run(arguments: argparse.Namespace) -> int:
                     "seed": chunk.seed,
                     "x0_digest": chunk.noise_digest,
                     "timings": chunk.timings,
+                    "libraries": libraries,
+                    **_path(chunk),
                 }
             )
         )
         return 0
+    if chunk.reasoning:
+        print()
     print("  ".join(f"{name} ({unit})" for name, unit in zip(names, units, strict=True)))
     for row in chunk.rows:
         print("  ".join(f"{value:.5g}" for value in row))
     print(f"seed {chunk.seed}, noise {chunk.noise_digest}, {chunk.timings['total_ms']:.0f} ms ({meaning})")
     return 0
+
+
+def _path(chunk: ActionChunk) -> dict[str, Any]:
+    """What a policy that drives adds: its reasoning, and the path in the vehicle's frame in m, rad and m/s."""
+    if chunk.path is None:
+        return {}
+    path = chunk.path
+    parts = {"positions": path.positions, "headings": path.headings, "speeds": path.speeds}
+    return {"reasoning": chunk.reasoning, "path": {name: part.tolist() for name, part in parts.items()}}

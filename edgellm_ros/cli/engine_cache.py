@@ -41,10 +41,10 @@ def build_smollm2(directory: Path, say: Callable[[str], None]) -> Path:
     return directory
 
 
-def build_tabletop(directory: Path | str) -> Path:
-    """The shipped tabletop policy, int8, in about a second; one that is there and equal is left as it is."""
+def build_tabletop(directory: Path | str, precision: str = "int8") -> Path:
+    """The shipped tabletop policy, in about a second; one that is there and equal is left as it is."""
     from ..builder.build import build_engine
     from ..tabletop.checkpoint_files import checkpoint_directory
 
     source = checkpoint_directory()
-    return build_engine(source, directory, precision="int8", policy_settings=source / "policy_settings.yaml")
+    return build_engine(source, directory, precision=precision, policy_settings=source / "policy_settings.yaml")

@@ -65,7 +65,9 @@ class NodeSession:
 
 
 @contextmanager
-def node_session(specs: Sequence[NodeSpec], make_client: Callable[[NodeSpec], PromptClient]) -> Iterator[NodeSession]:
+def node_session(
+    specs: Sequence[NodeSpec], make_client: Callable[[NodeSpec], PromptClient], *, quiet: bool = False
+) -> Iterator[NodeSession]:
     """Start the nodes of these specs, the last of which takes prompts, and wait until it is active.
 
     ``make_client`` is called with the last spec when rclpy is initialised. At the end all are stopped, the last first.
@@ -88,7 +90,8 @@ def node_session(specs: Sequence[NodeSpec], make_client: Callable[[NodeSpec], Pr
         executor.add_node(client)
         session = NodeSession(processes, client, executor)
         _wait_until_active(session, start)
-        say(f"Node active after {time.monotonic() - start:.1f} s: process {processes[-1].pid}, {domain_text()}.")
+        if not quiet:
+            say(f"Node active after {time.monotonic() - start:.1f} s: process {processes[-1].pid}, {domain_text()}.")
         yield session
         rclpy.try_shutdown()
         session.exit_codes = [process.stop() for process in reversed(processes)]

@@ -1,4 +1,8 @@
-"""Run the tabletop's policy in closed loop and print success, accuracy and latency, without ROS."""
+"""Run the tabletop's policy in closed loop and print success, accuracy, latency and smoothness.
+
+In one process the world waits for the policy, so equal options give equal episodes; with --node it goes through the
+node and its topics in real time.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,16 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import RequestError
+from .node_session import LAST_DOMAIN, check_ros, node_session, set_environment
+
+if TYPE_CHECKING:
+    from ..tabletop.evaluation import EvaluationSettings
+
+_SPLICES = ("replace", "blend", "ensemble", "rtc")
+_LARGEST = 1_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine", metavar="DIR", help="engine directory (default: the shipped checkpoint, built first)"
     )
+    parser.add_argument("--precision", default="fp32", help="of what is built: fp32 (default) or int8")
     parser.add_argument("--episodes", type=int, default=60, metavar="N", help="motion tasks (default: %(default)s)")
     parser.add_argument(
         "--held-out", type=int, metavar="N", help="motion tasks with combinations never trained on (default: half)"
@@ -27,9 +39,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the first episode (default: %(default)s)")
     parser.add_argument(
-        "--execute-steps", type=int, default=6, metavar="N", help="rows of a chunk that are followed (%(default)s)"
+        "--execute-steps", type=int, default=6, metavar="N", help="ticks from one chunk to the next (%(default)s)"
     )
     parser.add_argument("--steps", type=int, default=0, metavar="N", help="denoise steps (default: the policy's own)")
+    parser.add_argument(
+        "--pruner", type=float, default=0.0, metavar="RATIO", help="share of visual tokens to leave out (default: none)"
+    )
+    parser.add_argument(
+        "--latency", type=float, default=0.0, metavar="MS", help="time that a chunk comes late (default: %(default)s)"
+    )
+    parser.add_argument("--splice", default="replace", choices=_SPLICES, help="how chunks meet (default: %(default)s)")
+    parser.add_argument("--blend-steps", type=int, default=8, metavar="N", help="of blend and rtc (%(default)s)")
+    parser.add_argument("--node", action="store_true", help="through the node and its topics, in real time")
+    parser.add_argument("--domain", type=int, help=f"ROS domain of --node, 0 to {LAST_DOMAIN}")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="of the engines (all physical cores)")
     parser.add_argument("--backend", default="auto", help="auto, onnxruntime, ... (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -37,37 +59,76 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print; 0 when it was measured."""
-    from ..tabletop.evaluation import EvaluationSettings, evaluate
+    from ..tabletop.evaluation import evaluate
 
-    counts = {name: getattr(arguments, name) for name in ("episodes", "questions", "controls", "seed")}
-    counts["held_out"] = arguments.episodes // 2 if arguments.held_out is None else arguments.held_out
-    for name, value in counts.items():
-        if not 0 <= value <= 1_000_000:
-            raise RequestError(f"--{name.replace('_', '-')} is {value}; want 0 to 1000000.")
-    if not 1 <= arguments.execute_steps <= 16:
-        raise RequestError(f"--execute-steps is {arguments.execute_steps}; want 1 to 16, the rows of a chunk.")
-    settings = EvaluationSettings(
-        **counts,
-        execute=arguments.execute_steps,
-        denoise_steps=arguments.steps,
-        threads=arguments.threads,
-        backend=arguments.backend,
-    )
+    settings = _settings(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        engine = Path(arguments.engine) if arguments.engine else _build(Path(folder) / "engine")
-        result = evaluate(engine, settings, _progress)
+        from .engine_cache import build_tabletop
+
+        place = Path(arguments.engine) if arguments.engine else Path(folder) / "engine"
+        engine = place if arguments.engine else build_tabletop(place, arguments.precision)
+        result = _through_node(engine, arguments, settings) if arguments.node else evaluate(engine, settings, _progress)
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
+    result["settings"] = {
+        name: getattr(arguments, name)
+        for name in ("precision", "execute_steps", "steps", "pruner", "latency", "splice", "blend_steps")
+    }
     print(json.dumps(result) if arguments.json else _table(result))
     return 0
 
 
-def _build(folder: Path) -> Path:
-    from ..builder.build import build_engine
-    from ..tabletop.checkpoint_files import checkpoint_directory
+def _settings(arguments: argparse.Namespace) -> EvaluationSettings:
+    from ..action.timeline import Splice
+    from ..tabletop.evaluation import EvaluationSettings
+    from ..tabletop.timed_episodes import Timing
+    from ..vision.pruner import VisualPrunerConfig
 
-    source = checkpoint_directory()
-    return build_engine(source, folder, policy_settings=source / "policy_settings.yaml")
+    counts = {name: getattr(arguments, name) for name in ("episodes", "questions", "controls", "seed")}
+    counts["held_out"] = arguments.episodes // 2 if arguments.held_out is None else arguments.held_out
+    ranges = {**dict.fromkeys(counts, (0, _LARGEST)), "execute_steps": (1, 16), "blend_steps": (1, 4096)}
+    for name, (least, most) in ranges.items():
+        value = counts.get(name, getattr(arguments, name))
+        if not least <= value <= most:
+            raise RequestError(f"--{name.replace('_', '-')} is {value}; want {least} to {most}.")
+    if not 0 <= arguments.latency <= 900:
+        raise RequestError(f"--latency is {arguments.latency:g}; want 0 to 900 ms: a chunk lasts 1067 ms.")
+    if not 0 <= arguments.pruner < 1:
+        raise RequestError(f"--pruner is {arguments.pruner:g}; want a share from 0 to below 1.")
+    if arguments.node and (arguments.latency or arguments.controls):
+        raise RequestError("--latency and --controls are not for --node; leave one of them out.")
+    return EvaluationSettings(
+        **counts,
+        timing=Timing(
+            arguments.latency / 1000.0, arguments.execute_steps, Splice(arguments.splice), arguments.blend_steps
+        ),
+        denoise_steps=arguments.steps,
+        pruner=VisualPrunerConfig(enabled=True, reduction_ratio=arguments.pruner) if arguments.pruner else None,
+        threads=arguments.threads,
+        backend=arguments.backend,
+    )
+
+
+def _through_node(engine: Path, arguments: argparse.Namespace, settings: EvaluationSettings) -> dict[str, Any]:
+    set_environment(arguments.domain)
+    check_ros()
+    from ..tabletop.client import TabletopClient
+    from ..tabletop.expert import TICK
+    from ..tabletop.launch_spec import tabletop_specs
+    from ..tabletop.node_evaluation import evaluate_node
+
+    rate = 1.0 / (settings.timing.period * TICK)
+    specs = tabletop_specs({"engine_dir": str(engine), "rate": str(rate), "splice": arguments.splice})
+    changes = {
+        "action.denoise_steps": arguments.steps,
+        "action.blend_steps": arguments.blend_steps,
+        "visual_pruner.enabled": bool(arguments.pruner),
+        "visual_pruner.allow_with_actions": bool(arguments.pruner),
+        **({"visual_pruner.reduction_ratio": arguments.pruner} if arguments.pruner else {}),
+    }
+    with node_session(specs, lambda spec: TabletopClient(server=spec.name), quiet=arguments.json) as session:
+        session.client.set_parameters(session.executor, changes)
+        return evaluate_node(session.client, session.executor, settings, _progress)
 
 
 def _progress(name: str, done: int, total: int) -> None:
@@ -85,8 +146,8 @@ def _table(result: dict[str, Any]) -> str:
         *((f"control: {name.replace('_', ' ')}", value, "") for name, value in result.get("controls", {}).items()),
     ]
     lines = [f"{name:<28}{100 * value:6.1f} %  {count}" for name, value, count in rows if value is not None]
-    if "chunk_latency_ms" in result:
-        latency = result["chunk_latency_ms"]
-        lines.append(f"chunk latency: {latency['median']} ms median, {latency['p95']} ms p95")
+    for name, label in (("chunk_latency_ms", "chunk latency"), ("staleness_ms", "age of what is followed")):
+        if result[name] is not None:
+            lines.append(f"{label}: {result[name]['median']} ms median, {result[name]['p95']} ms p95")
     lines += [f"jerk at {name}: {value} rad/s^3" for name, value in result["seam_jerk"].items()]
     return "\n".join(line.rstrip() for line in lines)

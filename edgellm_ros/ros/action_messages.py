@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from builtin_interfaces.msg import Duration, Time
+from geometry_msgs.msg import Point, PoseStamped, Quaternion
+from nav_msgs.msg import Path
 from std_msgs.msg import Float64MultiArray, MultiArrayDimension, MultiArrayLayout
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
 from ..action.chunk import NANOSECONDS, ActionChunk
+from ..action.kinematics import DrivingPath
 from ..action.timeline import Plan
+
+VEHICLE_FRAME = "base_link"
 
 
 def time_message(nanoseconds: int) -> Time:
@@ -33,6 +39,22 @@ def joint_trajectory(
         if after > 0:
             time_from_start = Duration(sec=after // NANOSECONDS, nanosec=after % NANOSECONDS)
             message.points.append(JointTrajectoryPoint(positions=row, time_from_start=time_from_start))
+    return message
+
+
+def path_message(path: DrivingPath, stamp: int) -> Path:
+    """Poses at their times after ``stamp`` (ns), in the vehicle's frame at that moment."""
+    message = Path()
+    message.header.stamp = time_message(stamp)
+    message.header.frame_id = VEHICLE_FRAME
+    step = round(path.step * NANOSECONDS)
+    for index, (position, heading) in enumerate(zip(path.positions.tolist(), path.headings.tolist(), strict=True), 1):
+        pose = PoseStamped()
+        pose.header.stamp = time_message(stamp + index * step)
+        pose.header.frame_id = VEHICLE_FRAME
+        pose.pose.position = Point(x=position[0], y=position[1], z=position[2])
+        pose.pose.orientation = Quaternion(z=math.sin(heading / 2), w=math.cos(heading / 2))
+        message.poses.append(pose)
     return message
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from nav_msgs.msg import Path
 from rclpy.lifecycle import LifecycleNode
 from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory
@@ -13,7 +14,7 @@ from visualization_msgs.msg import Marker, MarkerArray
 from ..action.chunk import NANOSECONDS, ActionChunk
 from ..action.policy_manifest import ActionMeaning
 from ..action.timeline import Plan
-from .action_messages import chunk_array, hold_trajectory, joint_trajectory
+from .action_messages import VEHICLE_FRAME, chunk_array, hold_trajectory, joint_trajectory, path_message
 from .publishers import reliable
 from .qos_events import QosWatch
 
@@ -43,6 +44,9 @@ class ActionPublishers:
             publisher(JointTrajectory, "action_trajectory") if meaning is ActionMeaning.JOINT_POSITION else None
         )
 
+        # Where a vehicle is to be; without poses it means hold.
+        self.path = publisher(Path, "action_path") if meaning is ActionMeaning.ACCELERATION_CURVATURE else None
+
     def set_stamp(self, stamp: str) -> None:
         """Take up ``action.stamp`` for the plans to come."""
         self._stamp = stamp
@@ -50,6 +54,8 @@ class ActionPublishers:
     def publish_plan(self, chunk: ActionChunk, plan: Plan) -> None:
         """See ``ActionOutputs``."""
         self.chunk.publish(chunk_array(chunk))
+        if self.path is not None and chunk.path is not None:
+            self.path.publish(path_message(chunk.path, chunk.stamp))
         if self.trajectory is not None:
             now = int(self._node.get_clock().now().nanoseconds)
             stamp, origin = {
@@ -70,10 +76,15 @@ class ActionPublishers:
         """See ``ActionOutputs``."""
         if self.trajectory is not None:
             self.trajectory.publish(hold_trajectory(self._names))
+        if self.path is not None:
+            message = Path()
+            message.header.stamp = self._node.get_clock().now().to_msg()
+            message.header.frame_id = VEHICLE_FRAME
+            self.path.publish(message)
 
     def close(self) -> None:
         """Take the topics back."""
-        for publisher in (self.chunk, self.markers, self.trajectory):
+        for publisher in (self.chunk, self.markers, self.trajectory, self.path):
             if publisher is not None:
                 self._node.destroy_publisher(publisher)
 

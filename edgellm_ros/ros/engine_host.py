@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..backends.base import DataType
+from ..backends.base import Backend, DataType
+from ..backends.registry import graph_libraries
 from ..engine_format import GRAPH_FILE, PLAN_FILE, EngineDirectory, open_engine_directory
 from ..errors import BackendError, EdgeLLMError, EngineDirectoryError, MisuseError, RefusalCode
 from .parameters import EngineSettings, FakeSettings, Settings
@@ -78,7 +79,9 @@ class EngineHost:
         self._rest = rest
         self.facts = facts
         self.policy = policy
-        self.act: Callable[[PromptRequest], PolicyRun] | None = None  # set by the node that has the policy's topics
+        self.act: Callable[[PromptRequest, Outputs], PolicyRun] | None = (
+            None  # set by the node that has the policy's topics
+        )
 
     @classmethod
     def load(cls, settings: Settings) -> EngineHost:
@@ -98,7 +101,9 @@ class EngineHost:
                 if has_policy(directory.path):
                     policy = PolicyHost.load(directory.path, settings)
                     undo.callback(policy.close)
-                runtime, engine = _load_text(directory, settings, spare, undo) if _answers(directory) else (None, None)
+                # A policy that reasons holds its language model itself; a second copy would fill the memory.
+                answers = _answers(directory) and (policy is None or policy.manifest.driving is None)
+                runtime, engine = _load_text(directory, settings, spare, undo) if answers else (None, None)
                 undo.pop_all()
             if runtime is not None:
                 backend = runtime.rank.backend
@@ -154,7 +159,7 @@ class EngineHost:
             question = request.prompt.rstrip().endswith("?")
             wish = "act" if self.policy is not None and (self._engine is None or not question) else "answer"
         if wish == "act" and self.act is not None:
-            return self.act(request)
+            return self.act(request, outputs)
         if wish == "act" or self._engine is None:
             able = "answers and does not act" if self.policy is None else "acts and does not answer"
             raise EdgeLLMError(
@@ -172,11 +177,19 @@ class EngineHost:
             raise MisuseError("this engine has no language model that answers; it acts.")
         return self._engine.submit(request, channel)
 
+    @property
+    def _backends(self) -> list[Backend]:
+        """Of the language model, then of the policy."""
+        runtimes = (self._runtime and self._runtime.rank, self.policy and self.policy.runtime)
+        return [runtime.backend for runtime in runtimes if runtime]
+
     def memory(self) -> Mapping[str, int]:
         """Bytes by kind, as the backend counts them."""
-        if self._runtime is not None:
-            return self._runtime.rank.backend.memory()
-        return {} if self.policy is None else self.policy.runtime.backend.memory()
+        return {} if not self._backends else self._backends[0].memory()
+
+    def libraries(self) -> Mapping[str, str]:
+        """Which library runs which graph, on a backend that has several."""
+        return {name: text for backend in self._backends for name, text in graph_libraries(backend).items()}
 
     def context_cache(self) -> Mapping[str, int]:
         """What the context cache holds and has saved; empty where it is off."""

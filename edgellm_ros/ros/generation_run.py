@@ -34,6 +34,16 @@ class Outputs(Protocol):
         ...
 
 
+def publish_piece(request: PromptRequest, outputs: Outputs, text: str) -> None:
+    """Let a piece of a running answer out, for the worker."""
+    if request.state is RequestState.ENDED:  # it was given up by another thread
+        return
+    number = outputs.publish_delta(text)
+    request.pieces.append(text)
+    if request.first_delta is None:
+        request.first_delta, request.first_delta_time = number, time.monotonic()
+
+
 class GenerationRun:
     """Belongs to the worker thread; only ``request.state`` and ``request.stop`` are changed by others meanwhile."""
 
@@ -115,13 +125,7 @@ class GenerationRun:
         return timeout > 0 and now > request.started + timeout + STOP_GRACE
 
     def _publish(self, text: str) -> None:
-        request = self._request
-        if request.state is RequestState.ENDED:  # it was given up by another thread
-            return
-        number = self._outputs.publish_delta(text)
-        request.pieces.append(text)
-        if request.first_delta is None:
-            request.first_delta, request.first_delta_time = number, time.monotonic()
+        publish_piece(self._request, self._outputs, text)
 
     @property
     def handle(self) -> RequestHandle:

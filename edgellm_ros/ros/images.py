@@ -90,8 +90,9 @@ class CameraInputs:
         warn: Callable[[str, str], None],
         boxes: Callable[[int, int], np.ndarray] | None,
         default_names: Sequence[str] = (),
+        series: bool = False,
     ) -> None:
-        """Subscribe to every camera, those of ``default_names`` where ``cameras`` is empty.
+        """Subscribe to every camera, those of ``default_names`` where ``cameras`` is empty; a ``series`` is kept.
 
         ``warn(kind, sentence)`` logs; ``boxes`` says where an image's tokens look (None: nobody answers by them).
 
@@ -102,7 +103,7 @@ class CameraInputs:
 
         self.cameras = cameras_of(settings, node.resolve_topic_name, default_names)
         keep_message_memory()
-        in_order = FRAMES_IN_ORDER if settings.action.pairing == "every" else 0
+        in_order = FRAMES_IN_ORDER if settings.action.pairing == "every" or series else 0
         self.frames = Synchronizer([camera.name for camera in self.cameras], in_order)
         self._node = node
         self._warn = warn
@@ -187,6 +188,16 @@ class CameraInputs:
             self.frames.wait(timeout)
             found = self.frames.next_after(after, slop=settings.sync_slop)
         return None if found is None else self._decoded(found, settings)
+
+    def take_near(self, settings: ImageSettings, moment: int, within: float) -> RequestImages:
+        """The images nearest to an earlier moment (ns).
+
+        :raises RequestError: a camera has none ``within`` s of it, or one does not decode.
+        """
+        found = self.frames.near(moment, within)
+        if isinstance(found, NoFrames):
+            raise RequestError(found.sentence, RefusalCode.NO_IMAGES)
+        return self._decoded(found, settings)
 
     def _decoded(self, found: FrameSet, settings: ImageSettings) -> RequestImages:
         start = time.perf_counter()

@@ -76,6 +76,7 @@ class PolicyHost:
         committed: np.ndarray | None = None,
         pruner: PrunerSettings | None = None,
         cancelled: Callable[[], bool] = lambda: False,
+        on_text: Callable[[str], None] = lambda text: None,
     ) -> ActionChunk | None:
         """One chunk under these settings; see ``PolicyRuntime.compute``.
 
@@ -92,6 +93,7 @@ class PolicyHost:
             committed=committed,
             visual_pruner=pruner.config if pruner is not None and for_actions else None,
             cancelled=cancelled,
+            on_text=on_text,
         )
         if chunk is None or chunk.pruning is None or pruner is None or not pruner.enabled or for_actions:
             return chunk

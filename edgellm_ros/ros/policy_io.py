@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from nav_msgs.msg import Odometry
 from rclpy.clock import Clock, ClockType
 from rclpy.qos import QoSProfile, qos_profile_sensor_data
 from sensor_msgs.msg import JointState
 
 from ..errors import Refusal
 from .action_publishers import ActionPublishers
+from .driving_inputs import DrivingInputs
 from .images import CameraInputs
 from .joint_states import NANOSECONDS, JointEvent, JointTracker
 from .motion import Motion
+from .odometry import OdometryEvent, OdometryTracker
 from .policy_run import PolicyRun
 from .prompt_request import PromptRequest
 
 if TYPE_CHECKING:
     from .counters import Counters
+    from .generation_run import Outputs
     from .lifecycle_node import EdgeLLMNode
     from .policy_host import PolicyHost
 
-JOINT_DEPTH = 10
+JOINT_DEPTH, ODOMETRY_DEPTH = 10, 50
 WATCH_PERIOD = 0.02  # s between looks at whether a plan has run out
 
 
@@ -37,31 +42,49 @@ class PolicyIO:
         self.joints = JointTracker(host.state_names)
         self.outputs = ActionPublishers(node, node.qos, host.joint_names, host.manifest.meaning, settings.action.stamp)
         self.motion = Motion(self.outputs, host.manifest.meaning, self._stopped)
-        self._subscription = node.create_subscription(
-            JointState,
-            "joint_states",
-            node.guarded(self._on_joint_states),
-            QoSProfile(
-                history=qos_profile_sensor_data.history,
-                depth=JOINT_DEPTH,
-                reliability=qos_profile_sensor_data.reliability,
-                durability=qos_profile_sensor_data.durability,
-            ),
-            event_callbacks=node.qos.subscription_callbacks(node.resolve_topic_name("joint_states")),
-            qos_overriding_options=node.qos.overridable(),
-        )
+        self.odometry: OdometryTracker | None = None
+        self._driving: DrivingInputs | None = None
+        driving = host.manifest.driving
+        if driving is None:
+            self._subscription = self._subscribe(JointState, "joint_states", self._on_joint_states, JOINT_DEPTH)
+        else:
+            self.odometry = OdometryTracker()
+            self._driving = DrivingInputs(cameras, self.odometry, driving, host.manifest.step_time)
+            self._subscription = self._subscribe(Odometry, "odom", self._on_odometry, ODOMETRY_DEPTH)
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._timer = node.create_timer(WATCH_PERIOD, node.guarded(self._watch), clock=steady)
+
+    def _subscribe(self, kind: type, topic: str, receive: Callable[[Any], None], depth: int) -> Any:
+        sensor = qos_profile_sensor_data
+        node = self._node
+        return node.create_subscription(
+            kind,
+            topic,
+            node.guarded(receive),
+            QoSProfile(
+                history=sensor.history, depth=depth, reliability=sensor.reliability, durability=sensor.durability
+            ),
+            event_callbacks=node.qos.subscription_callbacks(node.resolve_topic_name(topic)),
+            qos_overriding_options=node.qos.overridable(),
+        )
 
     def now(self) -> int:
         """The node's clock, in ns."""
         return int(self._node.get_clock().now().nanoseconds)
 
-    def make_run(self, request: PromptRequest) -> PolicyRun:
+    def make_run(self, request: PromptRequest, outputs: Outputs) -> PolicyRun:
         """The worker's side of a task."""
         self.outputs.set_stamp(request.settings.action.stamp)
         return PolicyRun(
-            request, self.host, self.cameras, self.joints, self.motion, self.now, self._node.parameters.settings
+            request,
+            self.host,
+            self.cameras,
+            self.joints,
+            self.motion,
+            self.now,
+            self._node.parameters.settings,
+            outputs,
+            self._driving,
         )
 
     def stop(self, refusal: Refusal) -> None:
@@ -73,6 +96,7 @@ class PolicyIO:
         return {
             **{f"chunks.{name}": count for name, count in self.motion.counts().items()},
             **{f"joint_states.{name}": count for name, count in self.joints.events().items()},
+            **{f"odom.{name}": count for name, count in (self.odometry.events() if self.odometry else {}).items()},
             "moving": self.motion.moving,
         }
 
@@ -94,6 +118,15 @@ class PolicyIO:
         event = self.joints.add(message.name, message.position, stamp, self.now())
         if event not in (JointEvent.TAKEN, JointEvent.OUT_OF_ORDER):
             self._node.warn(f"joint_states {event.value}", f"A message on joint_states was turned away: {event.value}.")
+
+    def _on_odometry(self, message: Any) -> None:
+        if self.odometry is None:
+            return
+        stamp = message.header.stamp.sec * NANOSECONDS + message.header.stamp.nanosec
+        place, turn = message.pose.pose.position, message.pose.pose.orientation
+        event = self.odometry.add((place.x, place.y, place.z), (turn.x, turn.y, turn.z, turn.w), stamp, self.now())
+        if event not in (OdometryEvent.TAKEN, OdometryEvent.OUT_OF_ORDER):
+            self._node.warn(f"odom {event.value}", f"A message on odom was turned away: {event.value}.")
 
     def _watch(self) -> None:
         if not self.motion.moving or not self._node.bridge.load[0]:

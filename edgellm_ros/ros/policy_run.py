@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -16,12 +15,14 @@ from ..action.solver import RealTimeChunking
 from ..action.timeline import ChunkTimeline, Splice
 from ..errors import EdgeLLMError, Refusal, RefusalCode
 from ..runtime.request import FinishReason, LLMGenerationResponse
+from .generation_run import Outputs, publish_piece
 from .joint_states import JointTracker
 from .motion import Motion, MotionSettings
 from .parameters import Settings
 from .prompt_request import PromptRequest, pruning_pairs
 
 if TYPE_CHECKING:
+    from .driving_inputs import DrivingInputs
     from .images import CameraInputs
     from .policy_host import PolicyHost
 
@@ -78,16 +79,23 @@ class PolicyRun:
         motion: Motion,
         clock: Clock,
         settings: Callable[[], Settings],
+        outputs: Outputs,
+        driving: DrivingInputs | None = None,
     ) -> None:
-        """``settings`` gives the parameters of the moment, for the chunks of a task that runs on."""
+        """``settings`` gives the parameters of the moment, for the chunks of a task that runs on.
+
+        ``outputs`` takes what a policy says first; ``driving`` collects what one that drives observes.
+        """
         self._request, self._host = request, host
         self._cameras, self._joints, self._motion = cameras, joints, motion
         self._clock, self._settings = clock, settings
+        self._outputs, self._driving = outputs, driving
         self._handle = TaskHandle()
         self._refusal: Refusal | None = None
         self._latencies: list[float] = []
         self._last_stamp = 0
         self._chunks = 0
+        self._said = ""  # by the last chunk's policy, before it drove
 
     def submit(self, turns: object) -> TaskHandle:
         """Check the task; history is nothing to a policy.
@@ -107,10 +115,10 @@ class PolicyRun:
         return True
 
     def result(self) -> tuple[LLMGenerationResponse, Refusal | None]:
-        """An empty answer, and why the task stopped; None where it did what it was to do."""
+        """What was said last, and why the task stopped; None where it did what it was to do."""
         response = LLMGenerationResponse()
         response.finish_reasons = [FinishReason.END_ID]
-        response.output_texts = [""]
+        response.output_texts = [self._said]
         return response, self._request.stop or self._refusal
 
     def _run(self) -> None:
@@ -151,6 +159,8 @@ class PolicyRun:
         if settings.action.pairing == "every":
             return self._next_observation(settings)
         images = self._cameras.take(settings.images, stopped=lambda: self._handle.cancelled)
+        if self._driving is not None:
+            return self._driving.observation(images, settings.images)
         state, stamp = self._joints.state(self._clock(), settings.safety.max_state_age)
         pictures = dict(zip(images.cameras, images.images, strict=True))
         return Observation(pictures, state, images.stamp or stamp)
@@ -160,6 +170,8 @@ class PolicyRun:
         if images is None:
             return None
         self._last_stamp = images.stamp
+        if self._driving is not None:
+            return self._driving.observation(images, settings.images)
         found = self._joints.at(images.stamp, _ONE_BY_ONE_WAIT)
         if found is None:
             raise EdgeLLMError(
@@ -189,6 +201,7 @@ class PolicyRun:
             committed=committed,
             pruner=settings.visual_pruner,
             cancelled=lambda: self._handle.cancelled,
+            on_text=lambda text: publish_piece(self._request, self._outputs, text),
         )
         if chunk is None:
             return None
@@ -197,7 +210,7 @@ class PolicyRun:
         outcome = self._motion.follow(chunk, _motion_settings(settings), self._clock(), epoch, position)
         refusal = outcome if isinstance(outcome, Refusal) else None
         if refusal is None:
-            self._request.seed = chunk.seed
+            self._request.seed, self._said = chunk.seed, chunk.reasoning
             self._chunks += 1
             self._request.details |= {
                 "chunks": self._chunks,
@@ -206,6 +219,7 @@ class PolicyRun:
                 **pruning_pairs(chunk.pruning),
                 "chunk_s": time.perf_counter() - begun,
                 **{f"chunk.{name}": value for name, value in chunk.timings.items()},
+                **self._host.runtime.recordings.report(),
             }
         return refusal
 
@@ -221,8 +235,8 @@ class PolicyRun:
         if not len(committed):
             return None, None
         expected = fixed_delay if fixed_delay >= 0 else max(self._latencies, default=0.0)
-        delay = min(math.ceil(expected / manifest.step_time), manifest.horizon)
-        return RealTimeChunking(delay, min(delay + blend_steps, manifest.horizon)), committed
+        chunking = RealTimeChunking.expecting(expected, manifest.step_time, blend_steps, manifest.horizon)
+        return chunking, committed
 
 
 def _timeline(settings: Settings) -> ChunkTimeline:

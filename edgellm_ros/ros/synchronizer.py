@@ -161,6 +161,24 @@ class Synchronizer:
             frames = {camera: tuple(kept) for camera, kept in self._frames.items()}
         return next_set(frames, stamp, slop=slop)
 
+    def near(self, moment: int, within: float) -> FrameSet | NoFrames:
+        """The frame of each camera that is nearest to ``moment`` (ns), ``within`` s of it."""
+        with self._condition:
+            frames = {camera: tuple(kept) for camera, kept in self._frames.items()}
+        missing = [camera for camera, kept in frames.items() if not kept]
+        if missing:
+            return NoFrames(Lack.MISSING, f"No image has come from {_names(missing)} yet.")
+        chosen = tuple(min(kept, key=lambda frame: abs(frame.stamp - moment)) for kept in frames.values())
+        far = [frame for frame in chosen if abs(frame.stamp - moment) > within * _NANO]
+        if far:
+            apart = _seconds(abs(far[0].stamp - moment))
+            return NoFrames(
+                Lack.UNPAIRED,
+                f"The image from {far[0].camera} that is nearest to an earlier moment is {apart:.3f} s from it; the "
+                f"policy allows {within:g} s: let the camera send more often, or wait.",
+            )
+        return FrameSet(chosen, {})
+
     def wait(self, timeout: float) -> None:
         """Until a frame comes in or ``timeout`` s are over."""
         with self._condition:

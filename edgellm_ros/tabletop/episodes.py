@@ -72,13 +72,12 @@ def run_episodes(
     ticks: int = EPISODE_TICKS,
     texts: list[str] | None = None,
     blind: bool = False,
-    commands: list[Array] | None = None,
 ) -> Array:
     """Success of each episode, bool [B]: ``execute`` rows of each chunk are followed, then a new one is asked for.
 
     An episode is over when the arm has been at rest for a second, or after ``ticks``; then it is held still for one
     more second and judged. The policy sees pictures, joint positions and the text alone. ``texts`` replaces the
-    episodes' own; ``blind`` shows black pictures; ``commands`` collects the command [B,4] of every tick.
+    episodes' own; ``blind`` shows black pictures.
     """
     worlds = Worlds.stack([episode.worlds for episode in episodes])
     tasks = TaskBatch.of([episode.task for episode in episodes])
@@ -93,8 +92,6 @@ def run_episodes(
         for step in command:
             advance(worlds, step)
             trail.append(worlds.joints.copy())
-            if commands is not None:
-                commands.append(step)
         if len(trail) > STILL_TICKS:
             recent = np.stack(trail[-STILL_TICKS:])
             rows = np.flatnonzero((np.ptp(recent, axis=0) > AT_REST).any(axis=-1))

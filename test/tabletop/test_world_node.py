@@ -34,11 +34,13 @@ DEADLINE = 60.0
 class Bench:
     """A world and a client in one context, spun by one thread each."""
 
-    def __init__(self, **parameters: object) -> None:
+    def __init__(self, remaps: dict[str, str] | None = None, **parameters: object) -> None:
         self.context = rclpy.Context()
         rclpy.init(context=self.context)
         overrides = [Parameter(name, value=value) for name, value in parameters.items()]
-        self.world = WorldNode(context=self.context, parameter_overrides=overrides)
+        rules = [word for source, target in (remaps or {}).items() for word in ("-r", f"{source}:={target}")]
+        arguments = ["--ros-args", *rules] if rules else []
+        self.world = WorldNode(context=self.context, parameter_overrides=overrides, cli_args=arguments)
         self.client = rclpy.create_node("client", context=self.context)
         self.images: dict[str, Image] = {}
         self.joints: list[JointState] = []
@@ -53,9 +55,14 @@ class Bench:
         )
         self.trajectories = self.client.create_publisher(JointTrajectory, "joint_trajectory", 10)
         self.executors = [SingleThreadedExecutor(context=self.context) for _ in range(2)]
-        for executor, node in zip(self.executors, (self.world, self.client), strict=True):
+        self.threads = [threading.Thread(target=executor.spin, daemon=True) for executor in self.executors]
+        for executor, node, thread in zip(self.executors, (self.world, self.client), self.threads, strict=True):
             executor.add_node(node)
-            threading.Thread(target=executor.spin, daemon=True).start()
+            thread.start()
+
+    def trajectories_seen(self) -> int:
+        """How many publishers the world's trajectory topic has."""
+        return self.world.count_publishers(self.world.resolve_topic_name("joint_trajectory"))
 
     def until(self, condition: Callable[[], bool]) -> None:
         end = time.monotonic() + DEADLINE
@@ -71,8 +78,9 @@ class Bench:
         return future.result().success, json.loads(future.result().message)
 
     def close(self) -> None:
-        for executor in self.executors:
+        for executor, thread in zip(self.executors, self.threads, strict=True):
             executor.shutdown()
+            thread.join(DEADLINE)
         self.world.destroy_node()
         self.client.destroy_node()
         rclpy.shutdown(context=self.context)

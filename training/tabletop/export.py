@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from edgellm_ros.tabletop.cameras import CAMERA_NAMES, IMAGE_SIZE
 from training.tabletop.checkpoints import load
-from training.tabletop.model import Sizes
+from training.tabletop.sizes import Sizes
 from training.tabletop.text import END, END_OF_TEXT, IMAGE, START, Codec
 
 FOLDER = Path(__file__).resolve().parent

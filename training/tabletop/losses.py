@@ -12,7 +12,8 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from edgellm_ros.tabletop.objects import COLOUR_NAMES, SHAPE_NAMES
-from training.tabletop.model import Sizes, SmolVla
+from training.tabletop.model import SmolVla
+from training.tabletop.sizes import Sizes
 
 DRAWS = 4  # noisy chunks for each prefix
 WEIGHTS = {"flow": 1.0, "words": 0.25, "marks": 0.15, "goal": 0.3}

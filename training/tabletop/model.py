@@ -8,58 +8,13 @@ same pictures inside a chat, causal attention, and the language model's head.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True)
-class Sizes:
-    """Dimensions of the model; they end up in ``config.json`` and ``vlm/config.json``."""
-
-    vocabulary: int = 512
-    width: int = 256
-    layers: int = 6
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 64
-    mlp: int = 640
-    vision_width: int = 256
-    vision_layers: int = 6
-    vision_heads: int = 4
-    vision_mlp: int = 768
-    image: int = 128
-    patch: int = 16
-    shuffle: int = 2
-    expert_multiplier: float = 0.75
-    horizon: int = 16
-    state: int = 4
-    action: int = 4
-    cameras: int = 2
-    min_period: float = 4e-3
-    max_period: float = 4.0
-
-    @property
-    def expert_width(self) -> int:
-        """Width of the action expert."""
-        return int(self.width * self.expert_multiplier)
-
-    @property
-    def expert_mlp(self) -> int:
-        """Inner width of the expert's MLP by lerobot's rule: two thirds of four widths, up to a multiple of 256."""
-        wanted = 4 * int(2 * self.expert_width / 3)
-        return 256 * ((wanted + 255) // 256)
-
-    @property
-    def image_tokens(self) -> int:
-        """Tokens of one picture after the pixel shuffle."""
-        return (self.image // self.patch // self.shuffle) ** 2
-
-    def as_dict(self) -> dict[str, float | int]:
-        """All fields by name."""
-        return asdict(self)
+from training.tabletop.sizes import Sizes
+from training.tabletop.vision import Connector, VisionTower, attend
 
 
 def rope_tables(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
@@ -75,100 +30,6 @@ def rope(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
     cosine, sine = tables
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
-    """Grouped-query attention over [B,L,H,D] tensors; mask is bool, True where a query sees a key. Gives [B,L,H*D]."""
-    groups = query.shape[2] // key.shape[2]
-    key, value = key.repeat_interleave(groups, dim=2), value.repeat_interleave(groups, dim=2)
-    out = functional.scaled_dot_product_attention(
-        query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask, is_causal=causal
-    )
-    return out.transpose(1, 2).flatten(2)
-
-
-class VisionEmbeddings(nn.Module):
-    def __init__(self, s: Sizes) -> None:
-        super().__init__()
-        self.patch_embedding = nn.Conv2d(3, s.vision_width, s.patch, s.patch)
-        self.position_embedding = nn.Embedding((s.image // s.patch) ** 2, s.vision_width)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        # The same as the convolution, as one matrix product.
-        weight, size = self.patch_embedding.weight, self.patch_embedding.kernel_size[0]
-        rows, columns = pixels.shape[2] // size, pixels.shape[3] // size
-        patches = pixels.unflatten(3, (columns, size)).unflatten(2, (rows, size)).permute(0, 2, 4, 1, 3, 5)
-        embedded = functional.linear(patches.flatten(3).flatten(1, 2), weight.flatten(1), self.patch_embedding.bias)
-        return embedded + self.position_embedding.weight
-
-
-class VisionAttention(nn.Module):
-    def __init__(self, s: Sizes) -> None:
-        super().__init__()
-        self.heads = s.vision_heads
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
-            nn.Linear(s.vision_width, s.vision_width) for _ in range(4)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        shape = (*x.shape[:2], self.heads, -1)
-        q, k, v = self.q_proj(x).view(shape), self.k_proj(x).view(shape), self.v_proj(x).view(shape)
-        return self.out_proj(attend(q, k, v, None))
-
-
-class VisionMlp(nn.Module):
-    def __init__(self, s: Sizes) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(s.vision_width, s.vision_mlp), nn.Linear(s.vision_mlp, s.vision_width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(functional.gelu(self.fc1(x), approximate="tanh"))
-
-
-class VisionLayer(nn.Module):
-    def __init__(self, s: Sizes) -> None:
-        super().__init__()
-        self.layer_norm1 = nn.LayerNorm(s.vision_width, eps=1e-6)
-        self.self_attn = VisionAttention(s)
-        self.layer_norm2 = nn.LayerNorm(s.vision_width, eps=1e-6)
-        self.mlp = VisionMlp(s)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.self_attn(self.layer_norm1(x))
-        return x + self.mlp(self.layer_norm2(x))
-
-
-class VisionTower(nn.Module):
-    """SigLIP's encoder; pixels [B,3,image,image] in -1..1 to patches [B,n,vision_width]."""
-
-    def __init__(self, s: Sizes) -> None:
-        super().__init__()
-        self.embeddings = VisionEmbeddings(s)
-        self.encoder = nn.Module()
-        self.encoder.layers = nn.ModuleList(VisionLayer(s) for _ in range(s.vision_layers))
-        self.post_layernorm = nn.LayerNorm(s.vision_width, eps=1e-6)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        x = self.embeddings(pixels)
-        for layer in self.encoder.layers:
-            x = layer(x)
-        return self.post_layernorm(x)
-
-
-class Connector(nn.Module):
-    """Pixel shuffle and one projection: patches [B,n,vision_width] to tokens [B,n/shuffle^2,width]."""
-
-    def __init__(self, s: Sizes) -> None:
-        super().__init__()
-        self.shuffle = s.shuffle
-        self.modality_projection = nn.Module()
-        self.modality_projection.proj = nn.Linear(s.vision_width * s.shuffle**2, s.width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, count, width = x.shape
-        side, factor = math.isqrt(count), self.shuffle
-        x = x.view(batch, side // factor, factor, side // factor, factor, width).transpose(2, 3)
-        return self.modality_projection.proj(x.reshape(batch, count // factor**2, width * factor**2))
 
 
 class RmsNorm(nn.Module):
@@ -348,9 +209,9 @@ class SmolVla(nn.Module):
         """Velocity of K noisy chunks x [B,K,H,A] at times [B,K] for one prefix each; chunks don't see each other."""
         _, draws, horizon, _ = x.shape
         width = self.sizes.expert_width
-        fraction = torch.linspace(0.0, 1.0, width // 2, device=x.device, dtype=torch.float32)
+        fraction = torch.linspace(0.0, 1.0, width // 2, device=x.device, dtype=torch.float64)
         period = self.sizes.min_period * (self.sizes.max_period / self.sizes.min_period) ** fraction
-        angle = (2.0 * math.pi / period) * time[..., None].float()
+        angle = (2.0 * math.pi / period) * time[..., None].double()
         clock = torch.cat([angle.sin(), angle.cos()], dim=-1)[:, :, None].expand(-1, -1, horizon, -1)
         rows = self.model.action_in_proj(x)
         rows = self.model.action_time_mlp_in(torch.cat([rows, clock.to(rows.dtype)], dim=-1))

@@ -26,7 +26,7 @@ from training.tabletop.checkpoints import load, save_light, save_whole
 from training.tabletop.closed_loop import TorchPolicy, evaluate, own_states
 from training.tabletop.feed import Feed
 from training.tabletop.losses import Objective
-from training.tabletop.model import Sizes
+from training.tabletop.sizes import Sizes
 from training.tabletop.text import IMAGE, Codec
 
 FOLDER = Path(__file__).resolve().parent

@@ -1,0 +1,166 @@
+"""The engines of a policy that reasons before it drives: pictures and a history in, words out, then waypoints.
+
+The words are those of the language model, on the executor that answers prompts. Its cache then holds the prompt, the
+reasoning and the marker that ends it; the action engine reads all of that, and its waypoints continue the positions.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..backends.base import Backend, SamplingRow
+from ..engine_format import VISUAL_DIRECTORY, EngineDirectory
+from ..errors import ObservationError, PolicyError, RefusalCode, RequestError
+from ..runtime.executor import NOT_FINITE, ModelExecutor
+from ..runtime.media_prompt import prompt_media
+from ..runtime.request import Message
+from ..runtime.tokenizer import Tokenizer
+from ..vision.media import MediaItem
+from ..vision.pruner import PruningOutcome, PruningReport, VisualPrunerConfig
+from ..vision.runner import VisionRunner
+from .action_engine import ActionEngine
+from .driving import Driving
+from .policy_manifest import PolicyManifest
+
+OnText = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """What is asked of one observation: positions that were driven [points,3] in m, and how words are chosen."""
+
+    history: np.ndarray
+    sampling: SamplingRow
+    on_text: OnText = lambda text: None
+    cancelled: Callable[[], bool] = lambda: False
+
+
+class ReasoningEngines(ActionEngine):
+    """Owned by one thread. :raises PolicyError: a graph is not what the manifest says."""
+
+    def __init__(
+        self, directory: EngineDirectory, manifest: PolicyManifest, backend: Backend, tokenizer: Tokenizer
+    ) -> None:
+        super().__init__(directory.path, manifest, backend)
+        if manifest.driving is None:
+            raise PolicyError(f"{directory.path} holds no policy that reasons; build it again.")
+        self._driving: Driving = manifest.driving
+        self._vision = VisionRunner.open(directory.path / VISUAL_DIRECTORY, backend)
+        self._executor = ModelExecutor(directory, backend)
+        self._executor.media.encode = self._vision.encode
+        if not hasattr(self._executor.cache.export_block(0, 0, 1), "arrays"):
+            raise PolicyError(
+                f"the backend {backend.name} keeps its cache where the action engine does not read it; run this policy "
+                "on the backend onnxruntime."
+            )
+        self._tokenizer, self._ends_of_text = tokenizer, {*directory.config.eos_token_id, self._driving.marker}
+        allowed = np.zeros(-(-directory.config.vocab_size // 32) * 32, dtype=bool)
+        allowed[: directory.config.vocab_size] = True
+        first, count = self._driving.silent
+        allowed[first : first + count] = False
+        self._allowed = np.packbits(allowed, bitorder="little").view(np.int32)
+        self._handoff = [name for name in self._action.inputs if name.startswith("prefix_")]
+        self._room = 0
+        self._items: list[MediaItem] = []
+        head, rest = manifest.prompt_format.split("{images}")
+        before, rest = rest.split("{history}")
+        after, tail = rest.split("{task}")
+        self._head, self._before, self._after, self._tail = (
+            head,
+            before,
+            tokenizer.encode(after),
+            tokenizer.encode(tail),
+        )
+
+    def fit(self, images: Sequence[np.ndarray]) -> list[MediaItem]:
+        """Pictures uint8 RGB [H,W,3], ready to stand in the prompt."""
+        return [self._vision.place(image) for image in images]
+
+    def encode_images(self, items: list[MediaItem]) -> None:
+        """Take what ``fit`` gave; the tower runs where the prompt does."""
+        self._items = items
+
+    def prompt(self, task_ids: Sequence[int], history: np.ndarray) -> list[int]:
+        """The ids of a whole prompt. :raises ObservationError: a history of another length, or not finite."""
+        marks = "".join(f"<|vision_start|>{item.placeholder}<|vision_end|>" for item in self._items)
+        driven = self._driving.history.encode(history).tolist()
+        return [
+            *self._tokenizer.encode(self._head + marks + self._before), *driven, *self._after, *task_ids, *self._tail,
+        ]  # fmt: skip
+
+    def pruned(self, pruner: VisualPrunerConfig) -> PruningReport:
+        """What became of visual tokens: the reasoning reads them all."""
+        count = sum(item.token_count for item in self._items)
+        return PruningReport(PruningOutcome.ACTIONS if pruner.enabled else PruningOutcome.OFF, count, count)
+
+    def reason(self, task_ids: Sequence[int], asked: Reasoning) -> str | None:
+        """Say the reasoning and keep its keys and values for the plan; None when cancelled.
+
+        A reasoning that does not end within the policy's limit is ended with the marker.
+
+        :raises RequestError: the prompt leaves no room in the engine's cache.
+        :raises ObservationError: the language model gives numbers that are not finite.
+        """
+        executor, driving = self._executor, self._driving
+        ids = self.prompt(task_ids, asked.history)
+        room = executor.limits.max_kv_cache_capacity - len(ids) - 1
+        if room < 1 or len(ids) > executor.limits.max_input_len:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens; the engine takes {executor.limits.max_input_len} and caches "
+                f"{executor.limits.max_kv_cache_capacity}: build it for more, or give smaller pictures.",
+                RefusalCode.INPUT_TOO_LONG,
+            )
+        message = Message.of("user", *self._items)
+        media = prompt_media([message], ids, self._vision, self._tokenizer.token_id)
+        executor.start_row(0, asked.sampling, ids, media)
+        executor.sampler.set_mask(0, self._allowed)
+        done, token = 0, None
+        while token is None:
+            done, token = executor.prefill(0, ids, done)
+        decoder, text, length = codecs.getincrementaldecoder("utf-8")("replace"), [], len(ids)
+        for _ in range(min(driving.reasoning_tokens, room)):
+            if token == NOT_FINITE:
+                raise ObservationError("the language model gave numbers that are not finite; check the pictures.")
+            if token in self._ends_of_text:
+                break
+            if asked.cancelled():
+                return None
+            text.append(decoder.decode(self._tokenizer.token_bytes(token)))
+            if text[-1]:
+                asked.on_text(text[-1])
+            token = executor.decode([token], [length])[0]
+            length += 1
+        text.append(decoder.decode(b"", final=True))
+        if text[-1]:
+            asked.on_text(text[-1])
+        self._keep(length, 0 if media is None else media.delta)
+        return "".join(text)
+
+    def _keep(self, length: int, delta: int) -> None:
+        """Run the marker behind ``length`` positions, and give the row's cache to the action engine."""
+        self._executor.decode([self._driving.marker], [length])
+        self._length = length + 1
+        self._next_position = self._length + delta
+        block = self._executor.cache.export_block(0, 0, self._length)
+        if self._length > self._room:
+            self._room = min(2 * self._length, self._executor.limits.max_kv_cache_capacity)
+            for name in self._handoff:
+                self._bind(self._action, name, self._sized(self._action, name, self._room))
+        pairs = iter(block.arrays())
+        for index, (keys, values) in enumerate(zip(pairs, pairs, strict=True)):
+            for kind, array in (("key", keys.transpose(0, 2, 1)), ("value", values)):
+                tensor = self._bound(self._action, f"prefix_{kind}_{index}").prefix((1, *array.shape))
+                tensor.write(np.ascontiguousarray(array[None]))
+
+    def _handoff_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: self._sized(self._action, name, self._length) for name in self._handoff}
+
+    def close(self) -> None:
+        """Close the engines; a second call does nothing."""
+        super().close()
+        self._vision.close()
+        self._executor.close()

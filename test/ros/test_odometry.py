@@ -1,0 +1,95 @@
+"""The way that a vehicle drove: resampled at even times, in the vehicle's own frame."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from edgellm_ros.errors import ObservationError
+from edgellm_ros.ros.joint_states import NANOSECONDS
+from edgellm_ros.ros.odometry import OdometryEvent, OdometryTracker
+
+START = 1_000 * NANOSECONDS
+
+
+def turned(yaw):
+    return 0.0, 0.0, math.sin(yaw / 2), math.cos(yaw / 2)
+
+
+def driven(rate, way, seconds=2.0, lag=0.0):
+    """A tracker that saw ``way(t) -> (x, y, z, yaw)`` for t up to 0, and the moment of t = 0."""
+    tracker = OdometryTracker()
+    moment = START + int(seconds * NANOSECONDS)
+    for index in range(int(seconds * rate) + 2):
+        t = index / rate - seconds + lag
+        x, y, z, yaw = way(t)
+        stamp = moment + int(t * NANOSECONDS)
+        assert tracker.add((x, y, z), turned(yaw), stamp, stamp) is OdometryEvent.TAKEN
+    return tracker, moment
+
+
+@pytest.mark.parametrize("rate", [17, 50, 333])
+@pytest.mark.parametrize("yaw", [0.0, 0.7, -3.0])
+def test_a_straight_way_lies_behind_the_vehicle_whatever_its_heading(rate, yaw):
+    tracker, moment = driven(rate, lambda t: (4 + 5 * t * math.cos(yaw), -2 + 5 * t * math.sin(yaw), 0.1 * t, yaw))
+    history = tracker.history(moment, 16, 0.1, 0.0)
+    wanted = np.stack([5 * (np.arange(16) - 15) * 0.1, np.zeros(16), 0.1 * (np.arange(16) - 15) * 0.1], axis=1)
+    assert np.abs(history - wanted).max() < 1e-7 and not history[-1].any()
+
+
+def test_a_curve_is_followed_within_the_chord_of_two_messages():
+    radius, speed = 20.0, 6.0
+    tracker, moment = driven(
+        50, lambda t: (radius * math.sin(speed * t / radius), radius - radius * math.cos(speed * t / radius), 0.0,
+                       speed * t / radius), lag=0.003)  # fmt: skip
+    angles = speed * (np.arange(16) - 15) * 0.1 / radius
+    wanted = np.stack([radius * np.sin(angles), radius - radius * np.cos(angles), np.zeros(16)], axis=1)
+    assert np.abs(tracker.history(moment, 16, 0.1, 0.0) - wanted).max() < 2e-3
+
+
+def test_half_a_turn_of_sign_between_two_quaternions_changes_nothing():
+    tracker = OdometryTracker()
+    for index in range(30):
+        x, y, z, w = turned(0.3)
+        sign = -1 if index % 2 else 1
+        stamp = START + index * NANOSECONDS // 10
+        tracker.add((index, 0, 0), (sign * x, sign * y, sign * z, sign * w), stamp, stamp)
+    history = tracker.history(START + 2_950_000_000 - 100_000_000, 16, 0.1, 0.0)
+    assert np.abs(history[-2] - [-math.cos(0.3), math.sin(0.3), 0]).max() < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("position", "orientation", "stamp", "event"),
+    [
+        ((0, 0, 0), turned(0), 0, "zero_stamp"),
+        ((0, 0, 0), turned(0), START + NANOSECONDS, "future_stamp"),
+        ((0, math.nan, 0), turned(0), START, "not_finite"),
+        ((0, 0, 0), (0, 0, 0, 0), START, "no_orientation"),
+    ],
+)
+def test_messages_that_say_nothing_are_turned_away_and_counted(position, orientation, stamp, event):
+    tracker = OdometryTracker()
+    assert tracker.add(position, orientation, stamp, START).value == event
+    assert tracker.events() == {event: 1}
+    with pytest.raises(ObservationError, match=r"No odometry belongs to the images \(none has come\)"):
+        tracker.history(START, 16, 0.1, 0.0)
+
+
+def test_late_messages_change_nothing_and_a_source_that_begins_again_forgets():
+    tracker, moment = driven(50, lambda t: (t, 0, 0, 0))
+    assert tracker.add((9, 9, 9), turned(0), moment - 10, moment) is OdometryEvent.OUT_OF_ORDER
+    assert tracker.history(moment, 16, 0.1, 0.0)[0, 0] == pytest.approx(-1.5)
+    assert tracker.add((0, 0, 0), turned(0), moment - 60 * NANOSECONDS, moment) is OdometryEvent.TAKEN
+    with pytest.raises(ObservationError, match=r"60\.00 s older"):
+        tracker.history(moment, 16, 0.1, 0.0)
+
+
+def test_a_way_that_is_not_known_is_refused_with_the_numbers():
+    tracker, moment = driven(50, lambda t: (t, 0, 0, 0), seconds=1.0)
+    with pytest.raises(ObservationError, match=r"known for 1.00 s before the images; the policy needs 1.50 s"):
+        tracker.history(moment, 16, 0.1, 0.0)
+    tracker, moment = driven(1.5, lambda t: (t, 0, 0, 0), seconds=4.0)
+    with pytest.raises(ObservationError, match=r"silent for 0.67 s within the history"):
+        tracker.history(moment, 16, 0.1, 0.0)

@@ -1,0 +1,66 @@
+"""The whole chain over ROS: world, cameras, the acting node with the shipped checkpoint, trajectories, score."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+pytest.importorskip("rclpy")
+
+from std_msgs.msg import String
+from test_world_node import Bench
+
+from edgellm_ros.builder.build import build_engine
+from edgellm_ros.ros.launch_spec import NodeSpec
+from edgellm_ros.ros.node_process import NodeProcess
+from edgellm_ros.tabletop.checkpoint_files import checkpoint_directory
+from edgellm_ros.tabletop.episodes import draw_episode
+from edgellm_ros.tabletop.tasks import TaskKind
+
+TIME_LIMIT = 40.0  # s for a task that takes about four on an idle machine
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    source = checkpoint_directory()
+    folder = tmp_path_factory.mktemp("tabletop") / "engine"
+    return build_engine(source, folder, precision="int8", policy_settings=source / "policy_settings.yaml")
+
+
+def seed_of(kind: TaskKind) -> int:
+    return next(seed for seed in range(3000, 3100) if draw_episode(seed).task.kind == kind)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", [TaskKind.TOUCH, TaskKind.PUSH_LEFT, TaskKind.PUT], ids=lambda kind: kind.name.lower())
+def test_a_sentence_on_a_topic_moves_the_arm_until_the_task_is_done(engine, kind):
+    bench = Bench(remaps={"joint_trajectory": "action_trajectory"}, seed=seed_of(kind), simulated_time=False)
+    spec = NodeSpec(
+        "edgellm",
+        "",
+        parameters={
+            "engine.directory": str(engine),
+            "action.rate": 4.0,
+            "images.on_missing": "wait",
+            "autostart": True,
+        },
+    )
+    try:
+        prompt = bench.client.create_publisher(String, "prompt", 10)
+        with NodeProcess(spec) as node:
+            bench.until(lambda: node.exit_code is not None or prompt.get_subscription_count() == 1)
+            bench.until(lambda: node.exit_code is not None or bench.trajectories_seen() == 1)
+            assert node.exit_code is None, node.output()
+            time.sleep(1.0)  # the discovery of services goes on while topics are known already
+            end, score = time.monotonic() + TIME_LIMIT, {"success": False}
+            prompt.publish(String(data=bench.world.simulation.episode.text))
+            while not score["success"] and time.monotonic() < end:
+                time.sleep(0.5)
+                score = bench.call("score")[1]
+            assert score["success"], json.dumps(score) + node.output()
+            assert score["refused_trajectories"] == 0
+    finally:
+        bench.close()
