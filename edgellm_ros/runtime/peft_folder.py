@@ -15,7 +15,7 @@ import numpy as np
 
 from ..adapter_format import AdapterFormat, AdapterStack
 from ..errors import RefusalCode, RequestError
-from ..json_values import shown
+from ..json_values import finite_number, shown
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -107,8 +107,10 @@ def _scaling(path: Path, config: Mapping[str, Any]) -> float:
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
         raise bad_adapter(f"{path / CONFIG_FILE}: r is {shown(rank)}; want a whole number of at least 1.")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
-        raise bad_adapter(f"{path / CONFIG_FILE}: lora_alpha is {shown(alpha)}; want a number.")
+    try:
+        alpha = finite_number("lora_alpha", alpha)
+    except ValueError as error:
+        raise bad_adapter(f"{path / CONFIG_FILE}: {error}.") from None
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 

@@ -58,7 +58,7 @@ def whole_of(config: Mapping[str, Any]) -> str | None:
     """The architecture of a vision-language configuration that has a text part here; None for another."""
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
-    return next((name for name in names if name in WHOLES), None)
+    return next((name for name in names if isinstance(name, str) and name in WHOLES), None)
 
 
 def text_configuration(config: Mapping[str, Any]) -> Mapping[str, Any]:
