@@ -13,7 +13,8 @@ from edgellm_ros.errors import EdgeLLMError
 
 TINY = Path(__file__).parents[1] / "reference" / "tiny_llama"
 ANYTHING = {
-    "huge": 10**400, "nan": float("nan"), "infinite": float("inf"), "negative": -1, "none": None, "true": True,
+    "huge": 10**400,
+    "nan": float("nan"), "infinite": float("inf"), "negative": -1, "none": None, "true": True,
     "text": "x", "half a character": "\ud800", "long": "x" * 100_000, "list": [], "lists": [[[]]], "texts": ["x"] * 1000,
     "object": {}, "scaling": {"rope_type": "linear", "factor": 10**400}, "method": {"quant_method": ["x" * 100_000]},
 }  # fmt: skip
