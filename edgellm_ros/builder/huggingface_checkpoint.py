@@ -98,10 +98,10 @@ class HuggingFaceCheckpoint:
     @property
     def licence(self) -> str:
         """From the front matter of the model card, else ``unknown``."""
-        card = self.path / "README.md"
-        if not card.is_file() or card.stat().st_size > MAX_JSON_BYTES:
+        try:
+            front = read_bytes(self.path / "README.md").decode("utf-8", "replace").split("---", 2)
+        except CheckpointError:
             return "unknown"
-        front = card.read_text(encoding="utf-8", errors="replace").split("---", 2)
         found = re.search(r"^license:\s*[\"']?([^\s\"'#]+)", front[1], re.MULTILINE) if len(front) == 3 else None
         return found.group(1) if found else "unknown"
 
