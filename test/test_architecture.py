@@ -22,11 +22,8 @@ MAY_IMPORT = {
     "runtime": RUN_TIME,
     "vision": RUN_TIME,
     "action": RUN_TIME,
-    "builder": {
-        "builder",
-        "backends",
-        "action",
-    },  # a plan is compiled by the library that runs it; manifests are shared
+    # a plan is compiled by the library that runs it; manifests and settings of towers and processors are shared
+    "builder": {"builder", "backends", "action", "vision"},
     "ros": RUN_TIME | {"ros"},
     "cli": set(PARTS),
     "tabletop": {"tabletop", "ros", *RUN_TIME},

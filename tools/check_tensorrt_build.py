@@ -1,4 +1,4 @@
-"""Builds the graphs for TensorRT with TensorRT-RTX: every family at tiny size, SmolLM2 at its real one.
+"""Builds the graphs for TensorRT with TensorRT-RTX: every family and image tower at tiny size, SmolLM2 at its real one.
 
 Usage: python tools/check_tensorrt_build.py [NAME...]
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import importlib.util
+import json
 import sys
 import tempfile
 import time
@@ -24,15 +25,16 @@ sys.path[:0] = [str(ROOT), str(ROOT / "test" / "builder")]
 from tiny_families import TINY_FAMILIES  # noqa: E402
 
 from edgellm_ros.builder.build import build_engine  # noqa: E402
-from edgellm_ros.builder.plan_profiles import profile_ranges  # noqa: E402
+from edgellm_ros.builder.plan_graphs import PlanGraph, plan_graphs  # noqa: E402
 from edgellm_ros.builder.random_weights import write_random_checkpoint  # noqa: E402
 from edgellm_ros.builder.tensorrt_network import allow_decomposition  # noqa: E402
-from edgellm_ros.engine_format import BuilderLimits  # noqa: E402
+from edgellm_ros.engine_format import BuilderLimits, open_engine_directory  # noqa: E402
 
 PROVIDER = "onnxruntime_ep_nv_tensorrt_rtx"  # the package whose folder holds the libraries
 LIBRARIES = ("libcudart.so.*", "libtensorrt_rtx.so.*", "libtensorrt_onnxparser_rtx.so.*")  # in the order they load
 LIMITS = BuilderLimits(max_batch_size=4, max_input_len=64, max_kv_cache_capacity=128)
 WHOLE_BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}  # columns are cut into blocks of 32
+TOWERS = ROOT / "test" / "reference" / "vision_families"
 SMOLLM2: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_act": "silu",
@@ -66,6 +68,11 @@ def cases() -> dict[str, tuple[Mapping[str, Any], str, str, BuilderLimits]]:
             found[f"{family} legacy {precision}"] = (TINY_FAMILIES[family], "tensorrt_legacy", precision, LIMITS)
     for precision in ("fp32", "fp16", "bf16", "int4"):
         found[f"SmolLM2 135M {precision}"] = (SMOLLM2, "tensorrt", precision, BuilderLimits(1, 512, 2048))
+    for path in sorted(TOWERS.glob("*/config.json")):
+        config = json.loads(path.read_text(encoding="utf-8"))
+        for lowering, label in (("tensorrt", "image"), ("tensorrt_legacy", "image legacy")):
+            for precision in ("fp32", "fp16", "bf16"):
+                found[f"{path.parent.name} {label} {precision}"] = (config, lowering, precision, LIMITS)
     return found
 
 
@@ -91,28 +98,33 @@ class Importer:
         self.version = str(self._trt.__version__)
         self._logger = self._trt.Logger(self._trt.Logger.ERROR)
 
-    def build(self, graph: Path, limits: BuilderLimits) -> int:
+    def build(self, target: PlanGraph) -> int:
         """Bytes of the engine. :raises ValueError: refused; the sentence is the library's."""
         trt = self._trt
         builder = trt.Builder(self._logger)
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         parser = trt.OnnxParser(network, self._logger)
-        if not parser.parse_from_file(str(graph)):
+        if not parser.parse_from_file(str(target.graph)):
             raise ValueError("; ".join(str(parser.get_error(index)) for index in range(parser.num_errors)))
         allow_decomposition(trt, network)
         settings = builder.create_builder_config()
         inputs = [network.get_input(index) for index in range(network.num_inputs)]
-        for chunk in ("prefill", "decode"):
+        for ranges in target.profiles:
             profile = builder.create_optimization_profile()
             for tensor in inputs:
                 shape = tuple(tensor.shape)
                 if -1 in shape:
-                    profile.set_shape(tensor.name, *profile_ranges(tensor.name, shape, limits, chunk))
+                    profile.set_shape(tensor.name, *ranges(tensor.name, shape))
             settings.add_optimization_profile(profile)
         plan = builder.build_serialized_network(network, settings)
         if plan is None:
             raise ValueError("the network was parsed but not built; the log above says why")
         return int(plan.nbytes)
+
+
+def _configuration(folder: Path, config: Mapping[str, Any]) -> Path:
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
 
 
 def check(
@@ -121,18 +133,23 @@ def check(
     """Write the graph, build it, and say how it went."""
     with tempfile.TemporaryDirectory(prefix="edgellm-tensorrt-") as folder:
         started = time.monotonic()
-        checkpoint = write_random_checkpoint(Path(folder) / "checkpoint", config)
+        images = "vision_config" in config
+        checkpoint = _configuration(Path(folder), config) if images else write_random_checkpoint(
+            Path(folder) / "checkpoint", config
+        )  # fmt: skip
         engine = build_engine(
             checkpoint,
             Path(folder) / "engine",
             precision=precision,
             limits=limits,
             lowering=lowering,
+            random_seed=0 if images else None,
             calibrate=False,  # random weights, and no engine library to run them
         )
         written = time.monotonic()
         try:
-            size = importer.build(engine / "llm.onnx", limits)
+            targets = plan_graphs(open_engine_directory(engine))
+            size = sum(importer.build(target) for target in (targets[1:] if images else targets))
         except ValueError as error:
             print(f"  {name}: REFUSED: {error}", flush=True)
             return False

@@ -13,6 +13,7 @@ import numpy as np
 from ..backends.base import Backend, DataType, Engine, RopeKind, Tensor
 from ..errors import PolicyError
 from .policy_manifest import ACTION_DIRECTORY, PolicyManifest, StateInput, SuffixMask
+from .recordings import Key, Recordings
 
 PREFIX_GRAPH_FILE, ACTION_GRAPH_FILE, TIME_GRAPH_FILE = "prefix.onnx", "action.onnx", "time.onnx"
 
@@ -22,11 +23,13 @@ class ActionEngine:
 
     def __init__(self, directory: Path, manifest: PolicyManifest, backend: Backend) -> None:
         self._backend, self._manifest = backend, manifest
+        self.recordings = Recordings(backend)
         self._directory = directory / ACTION_DIRECTORY
         self._action = backend.open_engine(self._directory / ACTION_GRAPH_FILE)
         time_graph = self._directory / TIME_GRAPH_FILE
         self._time = backend.open_engine(time_graph) if time_graph.is_file() else None
         self._tensors: dict[str, Tensor] = {}
+        self._positions: dict[int, Tensor] = {}  # of the rows of an engine
         rows, padded = manifest.rows, manifest.action.padded
         self.state = self._bind(self._action, "x_t", (1, rows, padded))
         self.velocity = self._bind(self._action, "velocity", (1, rows, padded))
@@ -47,7 +50,8 @@ class ActionEngine:
         """Rows of the prefix that the action engine reads."""
         return self._length
 
-    def _bind(self, engine: Engine, name: str, shape: tuple[int, ...]) -> Tensor:
+    def _bind(self, engine: Engine, name: str, shape: tuple[int, ...], tensor: Tensor | None = None) -> Tensor:
+        """Give an engine a tensor of its own, or ``tensor``. :raises PolicyError: it has none of such a shape."""
         spec = engine.inputs.get(name) or engine.outputs.get(name)
         fits = spec is not None and len(spec.shape) == len(shape) and all(
             want in (-1, have) for want, have in zip(spec.shape, shape, strict=True)
@@ -57,7 +61,8 @@ class ActionEngine:
             raise PolicyError(
                 f"an engine has {found} for {name!r}; the policy's manifest wants {shape}: build it again."
             )
-        tensor = self._backend.allocate(shape, spec.dtype)
+        self.recordings.clear()  # they know the tensors of before
+        tensor = tensor or self._backend.allocate(shape, spec.dtype)
         engine.bind(name, tensor)
         self._tensors[_key(engine, name)] = tensor
         return tensor
@@ -67,6 +72,7 @@ class ActionEngine:
         for name in ("rope_cos", "rope_sin"):
             if name in engine.inputs:
                 self._bind(engine, name, (1, length, self._manifest.head_dim // 2))
+                self._positions[id(engine)] = self._backend.allocate((1, length), DataType.INT32)
         if "attend_end" in engine.inputs:
             self._bind(engine, "attend_end", (1, length))
 
@@ -118,6 +124,10 @@ class ActionEngine:
             fixed["state"] = self._robot_state.shape
         self._action.run({**fixed, **self._tables(self._action, self._rows_after), **self._handoff_shapes()})
 
+    def key(self, kind: str, *more: int) -> Key:
+        """Under which a step of the action engine is recorded, after all that its shapes hang on."""
+        return kind, (*more, *self._handoff_shapes().values())
+
     def _handoff_shapes(self) -> dict[str, tuple[int, ...]]:
         """Of what the action engine reads beside its own inputs."""
         return {}
@@ -133,7 +143,7 @@ class ActionEngine:
         """Fill rotation tables of the positions [n] of rows, and up to which key each of them looks, ``ends`` [n]."""
         shape = (1, len(positions))
         if "rope_cos" in engine.inputs:
-            given = self._backend.allocate(shape, DataType.INT32)
+            given = self._positions[id(engine)].prefix(shape)
             given.write(positions[None].astype(np.int32))
             tables = [
                 self._bound(engine, name).prefix((*shape, self._manifest.head_dim // 2))
@@ -145,6 +155,7 @@ class ActionEngine:
 
     def close(self) -> None:
         """Close the engines; a second call does nothing."""
+        self.recordings.clear()
         for engine in (self._action, self._time):
             if engine is not None:
                 engine.close()

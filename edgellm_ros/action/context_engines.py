@@ -91,7 +91,8 @@ class ContextEngines(ActionEngine):
             shapes[name] = (1, length, self._embeddings.shape[1])
         if self._robot_state is not None:
             self._robot_state.write(state[None].astype(np.float32))
-        self._prefix.run({**shapes, **self._handoff_shapes()})
+        shapes |= self._handoff_shapes()
+        self.recordings.run(self.key("prefix"), lambda: self._prefix.run(shapes))
         seen_rows = self._counts["image"]
         return PruningReport(PruningOutcome.ACTIONS if pruner.enabled else PruningOutcome.OFF, seen_rows, seen_rows)
 
@@ -105,6 +106,8 @@ class ContextEngines(ActionEngine):
             return
         self._room = tuple(max(need, have) for need, have in zip(needed, self._room, strict=True))  # type: ignore[assignment]
         width = self._embeddings.shape[1]
+        self._ids, self._places = (self._backend.allocate((1, room), DataType.INT32) for room in self._room[::2])
+        self._nothing = self._backend.allocate((1, self._room[0], width), DataType.FLOAT32)
         for name in ("prefix_embeds", *self._planes):
             self._bind(self._prefix, name, (1, self._room[0], width))
         self._bind_tables(self._prefix, self._room[0])
@@ -117,19 +120,18 @@ class ContextEngines(ActionEngine):
     def _embed(self, ids: np.ndarray, places: np.ndarray) -> None:
         """Rows of words, and those of pictures in their places; planes are zero beside them."""
         width = self._embeddings.shape[1]
-        given = self._backend.allocate((1, len(ids)), DataType.INT32)
+        given = self._ids.prefix((1, len(ids)))
         given.write(ids[None])
         table = self._bound(self._prefix, "prefix_embeds").prefix((1, len(ids), width))
         self._backend.gather_embeddings(self._embeddings, given, table)
         targets = [table.prefix((len(ids), width))]
         for name in self._planes:
-            plane = self._bound(self._prefix, name)
-            plane.write(np.zeros(plane.shape, np.float32))
-            targets.append(plane.prefix((len(ids), width)))
+            targets.append(self._bound(self._prefix, name).prefix((len(ids), width)))
+            self._backend.copy(self._nothing.prefix((len(ids), width)), targets[-1])
         start = 0
         for encoded in self._encoded:
             count = encoded.embeddings.shape[0]
-            rows = self._backend.allocate((count,), DataType.INT32)
+            rows = self._places.prefix((count,))
             rows.write(places[start : start + count])
             for source, target in zip((encoded.embeddings, *encoded.planes), targets, strict=False):
                 self._backend.splice_rows(source, rows, target)

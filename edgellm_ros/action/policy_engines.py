@@ -1,7 +1,7 @@
 """The engines of a policy with a prefix of tiles: pictures in, keys and values of the prefix, one denoise step.
 
-Everything is allocated once, for the most cameras and the longest prompt. Keys and values go from the prefix engine's
-outputs to the action engine's inputs without a copy.
+Everything is allocated once, for the most cameras and the longest prompt. The image tower writes where the prefix
+engine reads, and keys and values go from its outputs to the action engine's inputs: neither is copied.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class PolicyEngines(ActionEngine):
         self._state_in_prefix = int(manifest.state_input is StateInput.PREFIX_TOKEN)
         self.longest_prefix = cameras * manifest.image_tokens + manifest.prompt_tokens + self._state_in_prefix
         self._pixels = self._bind(self._visual, "pixel_values", (cameras, 3, height, across))
-        self._images = self._bind(self._visual, "image_embeds", (cameras, manifest.image_tokens, width))
         self._embeds = self._bind(self._prefix, "prefix_embeds", (1, self.longest_prefix, width))
+        shape = (cameras, manifest.image_tokens, width)
+        self._images = self._bind(self._visual, "image_embeds", shape, self._embeds.prefix(shape))  # they stand first
         self._prefix_state = (
             self._bind(self._prefix, "state", (1, manifest.state.padded)) if self._state_in_prefix else None
         )
@@ -45,7 +46,9 @@ class PolicyEngines(ActionEngine):
         for name in self._handoff:
             tensor = self._bind(self._prefix, name, self._sized(self._prefix, name, self.longest_prefix))
             self._action.bind(name, tensor)
-        self._ids = backend.allocate((max(manifest.prompt_tokens, 1),), DataType.INT32)
+        self._ids = backend.allocate((1, max(manifest.prompt_tokens, 1)), DataType.INT32)
+        self._words = backend.allocate((*self._ids.shape, width), DataType.FLOAT32)
+        self._left: Tensor | None = None  # rows that a pruner leaves, once there was one
         self._rows = backend.allocate((self.longest_prefix,), DataType.INT32)
 
     def fit(self, images: Sequence[np.ndarray]) -> np.ndarray:
@@ -56,8 +59,8 @@ class PolicyEngines(ActionEngine):
         """Run the image tower on what ``fit`` gave, [n,3,height,width]; its rows stay on the device."""
         self._cameras = count = len(pixels)
         self._pixels.prefix(pixels.shape).write(pixels)
-        shape = (count, *self._images.shape[1:])
-        self._visual.run({"pixel_values": pixels.shape, "image_embeds": shape})
+        shapes = {"pixel_values": pixels.shape, "image_embeds": (count, *self._images.shape[1:])}
+        self.recordings.run(("vision", count), lambda: self._visual.run(shapes))
 
     def run_prefix(self, token_ids: list[int], state: np.ndarray, pruner: VisualPrunerConfig) -> PruningReport:
         """Run the prefix of the encoded pictures, the prompt and the normalised state float32 [padded].
@@ -76,7 +79,9 @@ class PolicyEngines(ActionEngine):
             count = len(pruned.keep)
             rows = self._rows.prefix((count,))
             rows.write(np.array(pruned.keep, dtype=np.int32))
-            left = self._backend.allocate((count, embeds.shape[1]), embeds.dtype)
+            if self._left is None:
+                self._left = self._backend.allocate(self._embeds.shape, embeds.dtype)
+            left = self._left.prefix((count, embeds.shape[1]))
             self._backend.gather_rows(embeds, rows, left)
             self._backend.copy(left, self._embeds.prefix(left.shape))
         for tensor in (self._prefix_state, self._robot_state):
@@ -89,23 +94,20 @@ class PolicyEngines(ActionEngine):
         shapes = {"prefix_embeds": (1, count, embeds.shape[1]), **self._tables(self._prefix, length)}
         if self._state_in_prefix:
             shapes["state"] = (1, state.size)
-        self._prefix.run({**shapes, **self._handoff_shapes()})
+        shapes |= self._handoff_shapes()
+        self.recordings.run(("prefix", length), lambda: self._prefix.run(shapes))
         return pruned.report
 
     def _embed(self, token_ids: list[int]) -> Tensor:
-        """The rows of the pictures and of the prompt behind them, [count,width], in the prefix engine's tensor."""
-        image_rows, width = self._cameras * self._image_rows, self._embeds.shape[2]
-        embeds = self._embeds.prefix((image_rows + len(token_ids), width))
-        table = self._backend.allocate((1, max(len(token_ids), 1), width), DataType.FLOAT32)
-        ids = self._ids.prefix((1, max(len(token_ids), 1)))
-        ids.write(np.array([token_ids or [0]], dtype=np.int32))
-        self._backend.gather_embeddings(self._embeddings, ids, table)
-        sources = ((self._images.prefix((image_rows, width)), 0), (table.prefix((len(token_ids), width)), image_rows))
-        for source, start in sources:
-            if source.shape[0]:
-                rows = self._rows.prefix((source.shape[0],))
-                rows.write(np.arange(start, start + source.shape[0], dtype=np.int32))
-                self._backend.splice_rows(source, rows, embeds)
+        """The prompt's rows behind those of the pictures, which are there; all of them, [count,width]."""
+        image_rows, words, width = self._cameras * self._image_rows, len(token_ids), self._embeds.shape[2]
+        embeds = self._embeds.prefix((image_rows + words, width))
+        if words:
+            ids, table, rows = self._ids.prefix((1, words)), self._words, self._rows.prefix((words,))
+            ids.write(np.array([token_ids], dtype=np.int32))
+            self._backend.gather_embeddings(self._embeddings, ids, table.prefix((1, words, width)))
+            rows.write(np.arange(image_rows, image_rows + words, dtype=np.int32))
+            self._backend.splice_rows(table.prefix((words, width)), rows, embeds)
         return embeds
 
     def _handoff_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..engine_format import ACTION_DIRECTORY as ACTION_DIRECTORY
 from ..errors import EngineDirectoryError, ObservationError, PolicyError
 from ..json_values import finite_number, plain_text, read_json, shown, whole_number
 from .driving import Driving
@@ -22,7 +23,6 @@ from .normalization import Normalization
 from .solver import MAX_DENOISE_STEPS, FlowDirection
 from .time_embedding import Waves
 
-ACTION_DIRECTORY = "action"
 POLICY_FILE = "policy.json"
 CONTRACT_VERSION = 1
 

@@ -25,6 +25,7 @@ from .policy_engines import PolicyEngines
 from .policy_manifest import ACTION_DIRECTORY, Handoff, PolicyManifest, read_policy_manifest
 from .prompt import prompt_text
 from .reasoning_engines import OnText, Reasoning, ReasoningEngines
+from .recordings import Recordings
 from .solver import FlowSchedule, RealTimeChunking
 from .time_embedding import sinusoids
 
@@ -58,6 +59,7 @@ class PolicyRuntime:
         else:
             self._engines = PolicyEngines(self.path, self.manifest, self._backend)
         self._schedules: dict[int, tuple[FlowSchedule, list[Tensor]]] = {}
+        self._stopwatch = self._backend.stopwatch()
         self._prompts: dict[str, list[int]] = {}
         self.noise_seed = DEFAULT_NOISE_SEED
 
@@ -65,6 +67,11 @@ class PolicyRuntime:
     def backend(self) -> Backend:
         """The device it runs on."""
         return self._backend
+
+    @property
+    def recordings(self) -> Recordings:
+        """What of a chunk's work the device replays, and why the rest is not recorded."""
+        return self._engines.recordings
 
     def set_action_noise_seed(self, seed: int) -> None:
         """Seed of every later chunk that is given none, int32. :raises RequestError: it is no int32."""
@@ -124,7 +131,9 @@ class PolicyRuntime:
         cancelled: Callable[[], bool] = lambda: False,
         on_text: OnText = lambda text: None,
     ) -> ActionChunk | None:
-        """One chunk; None when ``cancelled`` said so between two steps.
+        """One chunk; None when ``cancelled`` said so.
+
+        It is asked between two steps; where a device replays the whole loop, which takes it milliseconds, before that.
 
         :param noise: float32 [H,padded] or [H,A] to start from instead of a seed's.
         :param denoise_steps: 0 takes the policy's own number.
@@ -144,10 +153,10 @@ class PolicyRuntime:
         x0 = self._starting_noise(seed, noise, stream)
         schedule, times = self._schedule(denoise_steps)
         processed: Any = self._engines.fit([image for _, image in pictures])
-        fitted = time.perf_counter()
+        fitted, clock = time.perf_counter(), self._stopwatch
+        clock.start()
         self._engines.encode_images(processed)
-        self._backend.synchronize()
-        seen = time.perf_counter()
+        clock.lap("vision")
         reasoning, pruner = "", visual_pruner or VisualPrunerConfig()
         if isinstance(self._engines, ReasoningEngines):
             history = _history(observation)
@@ -158,13 +167,11 @@ class PolicyRuntime:
             reasoning, pruning = said, self._engines.pruned(pruner)
         else:
             pruning = self._engines.run_prefix(ids, manifest.state.pad(normalised), pruner)
-        self._backend.synchronize()
-        read = time.perf_counter()
+        clock.lap("prefix")
         target = None if committed is None else self._committed(committed, state)
         result = self._denoise(x0, schedule, times, chunking, target, cancelled)
         if result is None:
             return None
-        done = time.perf_counter()
         rows = self._robot_units(result, state)
         return ActionChunk(
             rows,
@@ -178,9 +185,7 @@ class PolicyRuntime:
             pruning,
             {
                 "images_ms": 1e3 * (fitted - started),
-                "vision_ms": 1e3 * (seen - fitted),
-                "prefix_ms": 1e3 * (read - seen),
-                "denoise_ms": 1e3 * (done - read),
+                **{f"{name}_ms": 1e3 * seconds for name, seconds in clock.seconds().items()},
                 "total_ms": 1e3 * (time.perf_counter() - started),
             },
             reasoning,
@@ -228,18 +233,39 @@ class PolicyRuntime:
     ) -> np.ndarray | None:
         """float32 [H,A]: the network's own numbers, or None when cancelled."""
         engines, backend = self._engines, self._backend
+        recordings = engines.recordings
         engines.start_actions(noise)
-        for moment, tensor in zip(schedule.times(), times, strict=True):
+        pull = (chunking, committed) if chunking is not None and committed is not None and len(committed) else None
+        loop = engines.key("denoise", len(times))
+        if cancelled():
+            return None
+        replayed = pull is None and recordings.replay(loop)
+        for moment, tensor in () if replayed else zip(schedule.times(), times, strict=True):
             if cancelled():
                 return None
             backend.copy(tensor, engines.time)
-            engines.run_step()
-            if chunking is not None and committed is not None and len(committed):
-                velocity, state = engines.velocity.numpy()[0], engines.state.numpy()[0]
-                guided = chunking.guide(velocity, state, float(moment), committed, schedule.direction)
-                engines.velocity.write(guided[None].astype(np.float32))
+            if pull is None:
+                engines.run_step()
+            else:  # it is worked out on the host, so steps are recorded one by one
+                recordings.run(engines.key("step"), engines.run_step)
+                self._guide(float(moment), schedule, *pull)
             backend.euler_step(engines.state, engines.velocity, schedule.step)
+        self._stopwatch.lap("denoise")
+        if pull is None and not replayed:
+            recordings.ran(loop, lambda: self._whole_loop(times, schedule.step))
         return np.array(engines.state.numpy()[0, : self.manifest.horizon, : self.manifest.action.width])
+
+    def _whole_loop(self, times: list[Tensor], step: float) -> None:
+        """All steps, for a recording, which keeps ``times`` for as long as it lives."""
+        for tensor in times:
+            self._backend.copy(tensor, self._engines.time)
+            self._engines.run_step()
+            self._backend.euler_step(self._engines.state, self._engines.velocity, step)
+
+    def _guide(self, moment: float, schedule: FlowSchedule, chunking: RealTimeChunking, committed: np.ndarray) -> None:
+        velocity, state = self._engines.velocity.numpy()[0], self._engines.state.numpy()[0]
+        pulled = chunking.guide(velocity, state, moment, committed, schedule.direction)
+        self._engines.velocity.write(pulled[None].astype(np.float32))
 
     def _committed(self, rows: np.ndarray, state: np.ndarray) -> np.ndarray:
         """Robot units as the network's numbers, float32 [n,padded]."""
@@ -262,6 +288,7 @@ class PolicyRuntime:
 
     def close(self) -> None:
         """Let go of the engines; a second call does nothing."""
+        self._stopwatch.close()
         self._engines.close()
         if self._owns_backend:
             self._backend.close()

@@ -52,6 +52,11 @@ class ReasoningEngines(ActionEngine):
         self._vision = VisionRunner.open(directory.path / VISUAL_DIRECTORY, backend)
         self._executor = ModelExecutor(directory, backend)
         self._executor.media.encode = self._vision.encode
+        if not hasattr(self._executor.cache.export_block(0, 0, 1), "arrays"):
+            raise PolicyError(
+                f"the backend {backend.name} keeps its cache where the action engine does not read it; run this policy "
+                "on the backend onnxruntime."
+            )
         self._tokenizer, self._ends_of_text = tokenizer, {*directory.config.eos_token_id, self._driving.marker}
         allowed = np.zeros(-(-directory.config.vocab_size // 32) * 32, dtype=bool)
         allowed[: directory.config.vocab_size] = True
@@ -141,17 +146,11 @@ class ReasoningEngines(ActionEngine):
         self._length = length + 1
         self._next_position = self._length + delta
         block = self._executor.cache.export_block(0, 0, self._length)
-        arrays = getattr(block, "arrays", None)
-        if arrays is None:
-            raise PolicyError(
-                "this backend keeps its cache where the action engine does not read it; run the policy on the backend "
-                "onnxruntime."
-            )
         if self._length > self._room:
             self._room = min(2 * self._length, self._executor.limits.max_kv_cache_capacity)
             for name in self._handoff:
                 self._bind(self._action, name, self._sized(self._action, name, self._room))
-        pairs = iter(arrays())
+        pairs = iter(block.arrays())
         for index, (keys, values) in enumerate(zip(pairs, pairs, strict=True)):
             for kind, array in (("key", keys.transpose(0, 2, 1)), ("value", values)):
                 tensor = self._bound(self._action, f"prefix_{kind}_{index}").prefix((1, *array.shape))

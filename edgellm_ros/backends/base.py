@@ -175,11 +175,43 @@ class Sampler(Protocol):
 class Captured(Protocol):
     """A step that is, or will be, recorded."""
 
+    @property
+    def recorded(self) -> bool:
+        """Whether the next run is a replay; never on the CPU, where there is nothing to record."""
+        ...
+
+    @property
+    def failure(self) -> str:
+        """Why it could not be recorded; empty where it could, or was not tried."""
+        ...
+
     def run(self) -> None: ...
 
     def record(self) -> bool:
         """Record it now that it has run once; False where it cannot be recorded and keeps running as it is."""
         ...
+
+    def close(self) -> None:
+        """Let go of what was recorded, and of the step; it is not run again."""
+        ...
+
+
+class Stopwatch(Protocol):
+    """Times of pieces of work on the device's own clock, without waiting between them; used again and again."""
+
+    def start(self) -> None:
+        """Forget earlier laps; the first one begins here."""
+        ...
+
+    def lap(self, name: str) -> None:
+        """What was enqueued since the last lap is ``name``."""
+        ...
+
+    def seconds(self) -> dict[str, float]:
+        """Of every lap; waits for the last."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Backend(Protocol):
@@ -255,6 +287,8 @@ class Backend(Protocol):
     def capture(self, key: Hashable, step: Callable[[], None]) -> Captured:
         """Record ``step`` under ``key``; on the CPU simply the function. Never required for correctness."""
         ...
+
+    def stopwatch(self) -> Stopwatch: ...
 
     def read_async(self, tensor: Tensor) -> Readback: ...
 

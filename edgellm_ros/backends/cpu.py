@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import BackendError
-from .base import CacheLayout
+from .base import CacheLayout, Engine
 from .cpu_engine import CPUEngine
 from .cpu_kv_cache import CPUKVCache
 from .cpu_probe import probe
@@ -36,7 +36,7 @@ class CPUBackend(HostBackend):
         *,
         cache_layout: CacheLayout | None = None,
         weights: Mapping[str, np.ndarray] | None = None,
-    ) -> CPUEngine:
+    ) -> Engine:
         """Load ``llm.onnx`` (or another graph) and probe it.
 
         :raises BackendError: it does not load, its caches are not ``cache_layout``, or its probe shows numbers that

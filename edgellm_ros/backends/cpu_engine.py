@@ -66,6 +66,11 @@ class CPUEngine:
         return self._outputs
 
     @property
+    def path(self) -> Path:
+        """The file of the graph."""
+        return self._path
+
+    @property
     def cache_layout(self) -> CacheLayout:
         """What its caches must hold, read from the graph."""
         return self._caches.layout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ class HostCaptured:
     """A recorded step: the function itself."""
 
     __slots__ = ("run",)
+    recorded, failure = False, ""
 
     def __init__(self, step: Callable[[], None]) -> None:
         self.run = step
@@ -32,6 +34,33 @@ class HostCaptured:
     def record(self) -> bool:
         """There is nothing to do."""
         return True
+
+    def close(self) -> None:
+        """Nothing was recorded."""
+
+
+class HostStopwatch:
+    """The host's clock: work is done when it was enqueued."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+        self._laps: dict[str, float] = {}
+
+    def start(self) -> None:
+        """Forget earlier laps; the first one begins here."""
+        self._laps, self._last = {}, time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """What was done since the last lap is ``name``."""
+        now = time.perf_counter()
+        self._laps[name], self._last = now - self._last, now
+
+    def seconds(self) -> dict[str, float]:
+        """Of every lap."""
+        return self._laps
+
+    def close(self) -> None:
+        """Nothing to let go of."""
 
 
 def available_memory() -> int:
@@ -165,6 +194,10 @@ class HostBackend:
         """The step itself: there is nothing to record on a CPU."""
         self._check_open()
         return HostCaptured(step)
+
+    def stopwatch(self) -> HostStopwatch:
+        """A stopwatch on the host's clock."""
+        return HostStopwatch()
 
     def read_async(self, tensor: Tensor) -> HostReadback:
         """A copy that is ready at once."""

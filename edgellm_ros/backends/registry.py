@@ -11,7 +11,7 @@ from .base import Backend
 
 _log = logging.getLogger(__name__)
 
-NAMES = ("auto", "onnxruntime", "onnxruntime_cuda", "tensorrt", "fake")
+NAMES = ("auto", "onnxruntime", "openvino", "onnxruntime_cuda", "tensorrt", "fake")
 # lowering of an engine directory -> backends that run it, the fastest first
 LOWERINGS = {
     "onnxruntime": ("onnxruntime_cuda", "onnxruntime"),
@@ -19,6 +19,8 @@ LOWERINGS = {
     "tensorrt_legacy": ("tensorrt", "onnxruntime_cuda", "onnxruntime"),
     "fake": ("fake",),
 }
+# A backend that is asked for by name, and is another one for the rest: what that one runs, this one does.
+_INSTEAD_OF = {"openvino": "onnxruntime"}
 _WITHOUT_DIRECTORY = {"onnxruntime": "onnxruntime", "tensorrt": "onnxruntime", "tensorrt_legacy": "onnxruntime"}
 
 
@@ -52,7 +54,7 @@ def open_backend(
     if directory is not None and name != "auto":
         _check_precision(name, directory)
     if name != "auto":
-        if lowering is not None and name not in LOWERINGS[lowering]:
+        if lowering is not None and _INSTEAD_OF.get(name, name) not in LOWERINGS[lowering]:
             raise BackendError(
                 f"backend {name!r} cannot run an engine directory with the lowering {lowering!r}; "
                 f"want backend 'auto' or one of {', '.join(LOWERINGS[lowering])}."
@@ -92,7 +94,7 @@ def _obstacle(name: str, directory: EngineDirectory) -> str:
 
 def _check_precision(name: str, directory: EngineDirectory) -> None:
     """:raises BackendError: the backend has not the numbers that the directory computes with."""
-    if directory.manifest.precision == "bf16" and name in ("onnxruntime", "onnxruntime_cuda"):
+    if directory.manifest.precision == "bf16" and name in ("onnxruntime", "onnxruntime_cuda", "openvino"):
         raise BackendError(
             f"{directory.path} computes in bf16, which TensorRT alone runs; compile its plan with 'edgellm build ... "
             "--plan' on a machine with a GPU, or build it with another precision."
@@ -112,6 +114,16 @@ def _open(name: str, threads: int, directory: EngineDirectory | None = None) -> 
         raise MissingPackageError(
             "the package onnxruntime is not installed; install it with 'pip install onnxruntime'."
         )
+    if name == "openvino":
+        from .openvino_backend import OpenVINOBackend
+
+        return OpenVINOBackend(threads)
     from .cpu import CPUBackend
 
     return CPUBackend(threads)
+
+
+def graph_libraries(backend: Backend | None) -> dict[str, str]:
+    """Which library runs which graph and why, by file name; empty for a backend that has but one."""
+    found: dict[str, str] = getattr(backend, "libraries", dict)()
+    return found

@@ -31,7 +31,7 @@ from .engine_directory import holds_build, writing
 from .graph import DATA_FILE
 from .onnx_writer import check_packages, write_weights
 from .policy_settings import read_policy_settings
-from .random_weights import open_random_checkpoint
+from .random_policy import open_random
 from .vision_build import write_vision
 
 
@@ -143,7 +143,7 @@ def _calibrated(plan: BuildPlan, folder: Path, progress: ProgressCallback) -> Bu
 def open_source(source: Path | str, random_seed: int | None) -> Checkpoint:
     """A checkpoint, or random weights for a configuration where there is a seed."""
     if random_seed is not None:
-        return open_random_checkpoint(Path(source), random_seed)
+        return open_random(Path(source), random_seed)
     return open_checkpoint(source)
 
 

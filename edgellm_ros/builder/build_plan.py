@@ -187,7 +187,7 @@ def plan_build(
             raise CheckpointError("room for adapters is asked for in a policy, which has none; leave lora_rank out.")
         policy = plan_policy(checkpoint, target, tower_precision, policy_settings)
         vision = plan_vision(policy.language.vision, target, tower_precision, policy.language.tower)
-        checkpoint = policy.language.text
+        checkpoint, limits = policy.language.text, limits or policy.language.limits
     elif not text_only:
         vision = plan_vision(checkpoint, target, tower_precision)
     checkpoint = text_checkpoint(checkpoint, whole=vision is not None)

@@ -7,11 +7,12 @@ from ..engine_format import BuilderLimits
 from ..errors import BackendError
 
 Shape = tuple[int, ...]
+Ranges = tuple[Shape, Shape, Shape]  # smallest, most usual, largest
 _USUAL_CHUNK = 128
 _USUAL_PREFIX = 512
 
 
-def profile_ranges(name: str, shape: Shape, limits: BuilderLimits, chunk: str) -> tuple[Shape, Shape, Shape]:
+def profile_ranges(name: str, shape: Shape, limits: BuilderLimits, chunk: str) -> Ranges:
     """Ranges of one network input; ``shape`` has -1 where it varies, ``chunk`` is prefill or decode.
 
     :raises BackendError: an input whose free dimensions this version does not know.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,12 @@ from .huggingface_checkpoint import (
     token_ids,
 )
 from .pre_tokenizers import PRE_TOKENIZERS
+from .random_rows import check_seed, random_rows
 from .random_vision import image_template, image_tokens
 from .tokenizer_json import byte_level_tokenizer
 from .vision_families import read_tower
 from .weights import BAND_BYTES
 
-BLOCK_ROWS = 64  # rows drawn from one generator, so that any band of a tensor can be drawn alone
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SMALLEST_VOCABULARY = 256 + len(SPECIAL_TOKENS)
 
@@ -93,8 +92,7 @@ class RandomCheckpoint:
     """
 
     def __init__(self, config: Mapping[str, Any], seed: int = 0, files: Mapping[str, bytes] | None = None) -> None:
-        if type(seed) is not int or seed < 0:
-            raise CheckpointError(f"seed is {seed!r}; want a whole number from 0 on.")
+        self._seed = check_seed(seed)
         self.config = dict(config)
         decoder = read_config(config)
         tower = read_tower(config)
@@ -104,7 +102,6 @@ class RandomCheckpoint:
         self._files = dict(files or {})
         self.source = f"random weights of seed {seed}, shape of {decoder.name}"
         self._norm = 1 - decoder.norm_offset
-        self._seed = seed
 
     licence = "none"
     weight_bytes = 0
@@ -117,19 +114,13 @@ class RandomCheckpoint:
     def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
         """See ``Checkpoint.read_rows``."""
         shape = self.shapes[name]
-        first = start // BLOCK_ROWS
-        blocks = [self._block(name, block) for block in range(first, -(-stop // BLOCK_ROWS))]
-        values = np.concatenate(blocks)[start - first * BLOCK_ROWS : stop - first * BLOCK_ROWS]
+        values = random_rows(self._seed, name, shape, start, stop)
         if len(shape) == 1 and name.startswith("visual."):
             scale = name.endswith(".weight") or ".ls" in name or "lambda" in name
             return np.float32(scale) + np.float32(0.1) * values
         if len(shape) == 1:
             return np.float32(self._norm) + np.float32(0.1) * values if "norm" in name else np.float32(0.1) * values
         return values * np.float32(math.prod(shape[1:]) ** -0.5)
-
-    def _block(self, name: str, block: int) -> np.ndarray:
-        generator = np.random.default_rng([self._seed, zlib.crc32(name.encode()), block])
-        return generator.standard_normal((BLOCK_ROWS, *self.shapes[name][1:]), dtype=np.float32)
 
     def read_int8_blocks(self, name: str, start: int, stop: int) -> tuple[np.ndarray, np.ndarray] | None:
         """Never."""

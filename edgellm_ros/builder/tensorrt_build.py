@@ -1,8 +1,7 @@
-"""Compile the TensorRT plan of an engine directory, on the GPU that will run it.
+"""Compile the TensorRT plans of an engine directory, on the GPU that will run them.
 
-Two optimisation profiles: any chunk (prefill), and one position a row (decode). The timing cache is kept beside the
-plan, so that compiling again after a change is quick. Weights stay in the graph's external data: the importer maps
-that file, and host memory holds what TensorRT itself makes of it.
+The timing cache is kept beside the plan, so that compiling again after a change is quick. Weights stay in the graph's
+external data: the importer maps that file, and host memory holds what TensorRT itself makes of it.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.cuda.device import Device
-from ..backends.cuda.plan_file import TIMING_CACHE_FILE, PlanInfo, check_plan, file_digest
+from ..backends.cuda.plan_file import PlanInfo, check_plan, file_digest, plan_of, timings_of
 from ..backends.cuda.tensorrt_api import TensorRT
-from ..engine_format import GRAPH_FILE, PLAN_FILE, EngineDirectory, open_engine_directory
+from ..engine_format import open_engine_directory
 from ..errors import BackendError, CheckpointError
-from .plan_profiles import profile_ranges
+from .plan_graphs import PlanGraph, plan_graphs
 from .tensorrt_network import allow_decomposition, network_flags, precision_flag
 
 LOWERINGS = {"tensorrt": (10, 15), "tensorrt_legacy": (8, 5)}  # and the oldest TensorRT that takes them
@@ -84,7 +83,9 @@ def compile_plan(
     api: TensorRT | None = None,
     device: Device | None = None,
 ) -> Path:
-    """Write ``llm.engine`` into an engine directory of a TensorRT lowering; a plan that fits already is left as it is.
+    """Write the plan of every graph of an engine directory; one that fits already is left as it is.
+
+    Returns the last one: that of the language model stands first, that of an image tower behind it.
 
     :raises CheckpointError: the lowering has no plan, or it or the precision is for a newer TensorRT than the
         installed one.
@@ -98,24 +99,37 @@ def compile_plan(
     owned = device is None
     device = device or Device()
     try:
-        plan = found.path / PLAN_FILE
-        with contextlib.suppress(BackendError):
-            check_plan(plan, api.version, device.architecture, device.name)
-            return plan
-        device.enter()
-        _Compilation(found, options, api, device, progress or (lambda what, seconds: None)).run(plan)
+        for target in plan_graphs(found):
+            plan = compile_graph(target, options, api, device, progress or (lambda what, seconds: None))
         return plan
     finally:
         if owned:
             device.close()
 
 
+def compile_graph(
+    target: PlanGraph, options: PlanOptions, api: TensorRT, device: Device, progress: PlanProgress
+) -> Path:
+    """Write the plan of one graph, unless it is there already and fits; returns where it lies.
+
+    :raises CheckpointError: its precision is for a newer TensorRT than the installed one.
+    :raises BackendError: TensorRT refuses the graph.
+    """
+    plan = plan_of(target.graph)
+    with contextlib.suppress(BackendError):
+        check_plan(plan, api.version, device.architecture, device.name)
+        return plan
+    device.enter()
+    _Compilation(target, options, api, device, progress).run(plan)
+    return plan
+
+
 class _Compilation:
     def __init__(
-        self, directory: EngineDirectory, options: PlanOptions, api: TensorRT, device: Device, progress: PlanProgress
+        self, target: PlanGraph, options: PlanOptions, api: TensorRT, device: Device, progress: PlanProgress
     ) -> None:
-        self._directory, self._options, self._api, self._device = directory, options, api, device
-        self._precision_flag = precision_flag(api, directory.manifest.precision)
+        self._target, self._options, self._api, self._device = target, options, api, device
+        self._precision_flag = precision_flag(api, target.precision)
         self._progress = progress
         self._start = time.monotonic()
 
@@ -130,7 +144,7 @@ class _Compilation:
         self._parse(network)
         allow_decomposition(module, network)
         config = self._configure(builder, network)
-        cache = self._attach_timing_cache(config)
+        cache = self._attach_timing_cache(config, timings_of(plan))
         self._report("compiling the plan")
         self._api.forget_errors()
         with self._heartbeat(config):
@@ -141,32 +155,26 @@ class _Compilation:
         _write(plan, content)
         if cache is not None:
             with contextlib.suppress(OSError):  # only time is lost without it
-                _write(plan.with_name(TIMING_CACHE_FILE), cache.serialize())
-        limits = self._directory.config.limits
+                _write(timings_of(plan), cache.serialize())
         PlanInfo(
             tensorrt=self._api.version,
             architecture=self._device.architecture,
             device=self._device.name,
-            precision=self._directory.manifest.precision,
+            precision=self._target.precision,
             plan_bytes=plan.stat().st_size,
             plan_sha256=file_digest(plan),
-            graph_sha256=file_digest(plan.with_name(GRAPH_FILE)),
-            limits={
-                "max_batch_size": limits.max_batch_size,
-                "max_input_len": limits.max_input_len,
-                "max_kv_cache_capacity": limits.max_kv_cache_capacity,
-            },
+            graph_sha256=file_digest(self._target.graph),
+            limits=self._target.limits,
             build_seconds=round(time.monotonic() - self._start, 1),
         ).write(plan)
 
     def _parse(self, network: Any) -> None:
         self._api.forget_errors()
         parser = self._api.module.OnnxParser(network, self._api.logger)
-        graph = self._directory.path / GRAPH_FILE
-        if not parser.parse_from_file(str(graph)):
+        if not parser.parse_from_file(str(self._target.graph)):
             errors = [str(parser.get_error(index)) for index in range(parser.num_errors)]
             first = " ".join(errors[0].split())[:400] if errors else self._api.first_error()
-            raise BackendError(f"TensorRT {self._api.version} does not read {graph}: {first}.")
+            raise BackendError(f"TensorRT {self._api.version} does not read {self._target.graph}: {first}.")
 
     def _configure(self, builder: Any, network: Any) -> Any:
         module = self._api.module
@@ -181,13 +189,10 @@ class _Compilation:
         if self._precision_flag is not None:
             config.set_flag(self._precision_flag)
         inputs = [network.get_input(index) for index in range(network.num_inputs)]
-        for chunk in ("prefill", "decode"):
+        for ranges in self._target.profiles:
             profile = builder.create_optimization_profile()
             for tensor in inputs:
-                shape = tuple(int(size) for size in tensor.shape)
-                profile.set_shape(
-                    tensor.name, *profile_ranges(tensor.name, shape, self._directory.config.limits, chunk)
-                )
+                profile.set_shape(tensor.name, *ranges(tensor.name, tuple(int(size) for size in tensor.shape)))
             config.add_optimization_profile(profile)
         return config
 
@@ -201,8 +206,7 @@ class _Compilation:
             if hasattr(features, name):
                 config.set_preview_feature(getattr(features, name), wanted)
 
-    def _attach_timing_cache(self, config: Any) -> Any:
-        path = self._directory.path / TIMING_CACHE_FILE
+    def _attach_timing_cache(self, config: Any, path: Path) -> Any:
         content = b""
         with contextlib.suppress(OSError):
             content = path.read_bytes()

@@ -74,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from ..action.observation import Observation
     from ..action.policy_runtime import PolicyRuntime
+    from ..backends.registry import graph_libraries
 
     arrays = read_arrays(Path(arguments.observation))
     history = arrays.pop("ego_history", None)
@@ -99,6 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         assert chunk is not None  # nothing cancels here
         names, units = runtime.manifest.action.names, runtime.manifest.action.units
         meaning = runtime.manifest.meaning.value
+        libraries = graph_libraries(runtime.backend)
     if arguments.json:
         normalised = chunk.normalised
         print(
@@ -113,6 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
                     "seed": chunk.seed,
                     "x0_digest": chunk.noise_digest,
                     "timings": chunk.timings,
+                    "libraries": libraries,
                     **_path(chunk),
                 }
             )

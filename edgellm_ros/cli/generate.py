@@ -41,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--logprobs", type=int, default=0, metavar="K", help="with --json: K most likely of each token")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="of the engine; 0: all physical cores")
     parser.add_argument("--checkpoint", metavar="FOLDER", help="where the weights of a weightless engine lie")
-    parser.add_argument("--backend", default="auto", help="auto, onnxruntime, onnxruntime_cuda, tensorrt or fake")
+    parser.add_argument(
+        "--backend", default="auto", help="auto, onnxruntime, openvino, onnxruntime_cuda, tensorrt or fake"
+    )
     parser.add_argument(
         "--cache-mb", type=int, default=256, metavar="MB", help="memory for what turns have in common; 0: none"
     )

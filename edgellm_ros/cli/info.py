@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 
-from ..engine_format import EngineDirectory, open_engine_directory
+from ..engine_format import GRAPH_FILE, EngineDirectory, open_engine_directory
 from ..vision.visual_directory import TILES, VisualDirectory, find_visual_directory, open_visual_directory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("engine_dir", metavar="ENGINE_DIR", help="engine directory")
+    parser.add_argument(
+        "--backend", metavar="NAME", help="load it on this backend too, and say which library runs which graph"
+    )
+    parser.add_argument("--threads", type=int, default=0, help="with --backend (default: all physical cores)")
     parser.add_argument("--json", action="store_true", help="print one JSON object: config and manifest")
 
 
@@ -59,12 +63,41 @@ def _tower(visual: VisualDirectory) -> str:
     return f"{tower.model_type}, {visual.manifest.precision}: {size}{planes}"
 
 
+def libraries(directory: EngineDirectory, backend: str, threads: int) -> dict[str, str]:
+    """Which library runs which graph once the directory is loaded and warm, by the graph's file name.
+
+    :raises EdgeLLMError: it does not load.
+    """
+    from ..action.policy_manifest import ACTION_DIRECTORY, POLICY_FILE
+    from ..action.policy_runtime import PolicyRuntime
+    from ..backends.registry import graph_libraries
+    from ..runtime.inference_runtime import LLMInferenceRuntime
+
+    found: dict[str, str] = {}
+    if (directory.path / ACTION_DIRECTORY / POLICY_FILE).is_file():
+        with PolicyRuntime(directory.path, backend=backend, threads=threads) as policy:
+            policy.warm_up()
+            found |= graph_libraries(policy.backend) or {ACTION_DIRECTORY: policy.backend.name}
+    if (directory.path / GRAPH_FILE).is_file():
+        with LLMInferenceRuntime(directory.path, backend=backend, threads=threads) as runtime:
+            runtime.warm_up(1)
+            name = runtime.rank.backend.name
+            plain = "ONNX Runtime" if name == "openvino" else name
+            found |= {GRAPH_FILE: plain, **graph_libraries(runtime.rank.backend)}
+    return found
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Print; 0 when the directory is sound."""
     directory = open_engine_directory(arguments.engine_dir)
+    loaded = None if arguments.backend is None else libraries(directory, arguments.backend, arguments.threads)
     if arguments.json:
         content = {"config": directory.config.to_json(), "manifest": directory.manifest.to_json()}
+        if loaded is not None:
+            content["libraries"] = loaded
         print(json.dumps(content, ensure_ascii=False, indent=1))
     else:
         print(describe(directory))
+        for name, library in (loaded or {}).items():
+            print(f"{'runs on:':<12}{name}: {library}")
     return 0

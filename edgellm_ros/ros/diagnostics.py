@@ -29,6 +29,7 @@ class DiagnosticFacts:
     engine: EngineFacts | None = None
     engine_fault: str = ""
     engine_memory: Mapping[str, int] = field(default_factory=dict)
+    libraries: Mapping[str, str] = field(default_factory=dict)  # by graph, where a backend has several
     context_cache: Mapping[str, int] = field(default_factory=dict)
     running: bool = False
     waiting: int = 0
@@ -104,7 +105,10 @@ def _device(facts: DiagnosticFacts) -> tuple[Level, str]:
 
 
 def _device_values(facts: DiagnosticFacts) -> dict[str, object]:
-    return {"backend": facts.engine.backend, "threads": facts.engine.threads} if facts.engine else {}
+    if facts.engine is None:
+        return {}
+    libraries = {f"library.{graph}": text for graph, text in sorted(facts.libraries.items())}
+    return {"backend": facts.engine.backend, "threads": facts.engine.threads, **libraries}
 
 
 def _engine_values(facts: DiagnosticFacts) -> dict[str, object]:

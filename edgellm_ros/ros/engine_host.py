@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..backends.base import DataType
+from ..backends.base import Backend, DataType
+from ..backends.registry import graph_libraries
 from ..engine_format import GRAPH_FILE, PLAN_FILE, EngineDirectory, open_engine_directory
 from ..errors import BackendError, EdgeLLMError, EngineDirectoryError, MisuseError, RefusalCode
 from .parameters import EngineSettings, FakeSettings, Settings
@@ -176,11 +177,19 @@ class EngineHost:
             raise MisuseError("this engine has no language model that answers; it acts.")
         return self._engine.submit(request, channel)
 
+    @property
+    def _backends(self) -> list[Backend]:
+        """Of the language model, then of the policy."""
+        runtimes = (self._runtime and self._runtime.rank, self.policy and self.policy.runtime)
+        return [runtime.backend for runtime in runtimes if runtime]
+
     def memory(self) -> Mapping[str, int]:
         """Bytes by kind, as the backend counts them."""
-        if self._runtime is not None:
-            return self._runtime.rank.backend.memory()
-        return {} if self.policy is None else self.policy.runtime.backend.memory()
+        return {} if not self._backends else self._backends[0].memory()
+
+    def libraries(self) -> Mapping[str, str]:
+        """Which library runs which graph, on a backend that has several."""
+        return {name: text for backend in self._backends for name, text in graph_libraries(backend).items()}
 
     def context_cache(self) -> Mapping[str, int]:
         """What the context cache holds and has saved; empty where it is off."""

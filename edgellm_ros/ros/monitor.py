@@ -119,6 +119,7 @@ class Monitor:
             counters=self._counters.values(),
             engine=host.facts if host else None,
             engine_memory=host.memory() if host else {},
+            libraries=host.libraries() if host else {},
             context_cache=host.context_cache() if host else {},
             running=running,
             waiting=waiting,

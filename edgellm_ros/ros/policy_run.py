@@ -219,6 +219,7 @@ class PolicyRun:
                 **pruning_pairs(chunk.pruning),
                 "chunk_s": time.perf_counter() - begun,
                 **{f"chunk.{name}": value for name, value in chunk.timings.items()},
+                **self._host.runtime.recordings.report(),
             }
         return refusal
 

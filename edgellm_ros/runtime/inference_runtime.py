@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.base import Backend
+from ..backends.registry import graph_libraries
 from ..engine_format import EngineConfig, Manifest
 from ..errors import InputTooLongError, Refusal, RequestError
 from .boundary import BoundaryHook
@@ -218,6 +219,7 @@ class LLMInferenceRuntime:
             "load_seconds": self._load_seconds,
             "memory": dict(self.rank.backend.memory()),
             "engine": self.rank.executor.engine_details,
+            "libraries": graph_libraries(self.rank.backend),
         }
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.base import Backend, EmbeddingTable
+from ..backends.cuda.plan_file import plan_of
 from ..backends.registry import open_backend
 from ..engine_format import EngineConfig, EngineDirectory, Manifest
 from ..errors import EdgeLLMError, MisuseError, RefusalCode
@@ -85,7 +86,7 @@ class RankModel:
     def _open_vision(self, directory: VisualDirectory) -> VisionRunner:
         try:
             vision = VisionRunner(
-                directory, self._engine.backend, tower_backend=_tower_backend(self._engine.backend.name)
+                directory, self._engine.backend, tower_backend=_tower_backend(self._engine.backend.name, directory)
             )
         except BaseException:
             self._engine.close()
@@ -246,11 +247,14 @@ class RankModel:
             raise MisuseError(f"accept_hidden_layer is {shown(layer)}, which this engine does not give; {there}.")
 
 
-def _tower_backend(name: str) -> Backend | None:
+def _tower_backend(name: str, directory: VisualDirectory) -> Backend | None:
     """Where a tower runs that the language model's backend has no engine for; None: there as well."""
-    if name != "tensorrt":
+    if name != "tensorrt" or plan_of(directory.graph).is_file():
         return None
-    _LOG.warning("image towers have no TensorRT plan: ONNX Runtime runs this one on the CPU.")
+    _LOG.warning(
+        "the image tower of %s has no TensorRT plan: ONNX Runtime runs it on the CPU; build it again with '--plan'.",
+        directory.path,
+    )
     return open_backend("onnxruntime")
 
 

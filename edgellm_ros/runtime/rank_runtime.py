@@ -149,6 +149,8 @@ class LLMRankRuntime(RankModel):
         """
         self._check_idle()
         self.executor.warm_up(max_batch_size)
+        if self.vision is not None:
+            self.vision.warm_up()
 
     def _check_idle(self) -> None:
         if self._open is not None or self._closed:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.base import Backend, Tensor
+from ..backends.registry import graph_libraries
 from ..errors import RefusalCode, RequestError
 from .encoder_cache import DEFAULT_BUDGET_BYTES, EncoderCache
 from .media import IMAGE, VIDEO, EncodedMedia, Media, MediaItem
@@ -20,6 +21,7 @@ from .processor import ProcessedImages, Processor, Video, open_processor
 from .tower import PIXELS, Tower
 from .visual_directory import VisualDirectory, open_visual_directory
 
+WARM_UP_SIZE = (480, 640)  # pixels of an image: rows, columns
 MOST_LAYOUTS = 64  # sizes of images whose placeholders are kept
 
 
@@ -177,6 +179,12 @@ class VisionRunner:
             metrics.encoded += 1
         metrics.encoding_seconds += time.perf_counter() - start
         return encoded
+
+    def warm_up(self) -> None:
+        """Where the tower's backend has a choice of libraries, let it choose, on a black image."""
+        if graph_libraries(self._tower_backend or self._backend):
+            item = self._item(IMAGE, np.zeros((*WARM_UP_SIZE, 3), np.uint8), b"")
+            self.tower.encode((item.inputs or {})[PIXELS], item.grid)
 
     def _brought_over(self, encoded: EncodedMedia) -> EncodedMedia:
         """The rows in memory of the language model's device."""

@@ -13,7 +13,6 @@ from .grid_tables import grid_tables
 from .media import EncodedMedia
 from .visual_directory import TILES, VisualDirectory
 
-MOST_POSITIONS = 4096  # of one call: more is no faster, and its activations take memory
 MOST_GRIDS = 8  # whose tables are kept: cameras of a robot keep their size
 PIXELS, EMBEDS = "pixel_values", "image_embeds"
 _PLANE = "deepstack_"
@@ -52,7 +51,7 @@ class Tower:
         total, width = len(pixels) * tokens, self.settings.hidden_size
         names = (EMBEDS, *self.planes)
         rows = {name: self._backend.allocate((total, width), DataType.FLOAT32) for name in names}
-        for start, stop in self._groups(len(pixels), pixels[0].size, tokens):
+        for start, stop in self._groups(len(pixels), tokens):
             whole = stop - start == len(pixels)
             count = stop - start
             shape = (count * tokens, width)
@@ -100,11 +99,10 @@ class Tower:
         self._tables.move_to_end((height, width))
         return found
 
-    def _groups(self, count: int, values: int, tokens: int) -> Iterator[tuple[int, int]]:
+    def _groups(self, count: int, tokens: int) -> Iterator[tuple[int, int]]:
         settings = self.settings
-        side = settings.image_size // settings.patch_size
-        positions = side * side if settings.layout == TILES else tokens * settings.spatial_merge_size**2
-        step = max(1, MOST_POSITIONS // positions)
+        tiles = settings.layout == TILES
+        step = settings.images_at_once(settings.tile_positions if tiles else tokens * settings.spatial_merge_size**2)
         return ((start, min(start + step, count)) for start in range(0, count, step))
 
     def _run(self, pixels: np.ndarray, tokens: int, tables: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> None:

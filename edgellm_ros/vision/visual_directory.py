@@ -11,6 +11,8 @@ from ..errors import EngineDirectoryError
 from ..json_values import read_json, shown
 
 TILES, PATCHES = "tiles", "patches"  # layouts: squares of one size, or patches of any grid
+MOST_POSITIONS = 4096  # of a call with several images: more is no faster, and its activations take memory
+FRAME_GROUPS = (16, 4, 1)  # frames of patches that share a call; few numbers, since a plan is compiled for each
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,17 @@ class TowerSettings:
         for name in ("hidden_size", "num_channels", "patch_size", *needed):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 raise ValueError(f"{name} is {shown(getattr(self, name))}; want a whole number above 0")
+
+    @property
+    def tile_positions(self) -> int:
+        """Patches of a tile."""
+        return (self.image_size // self.patch_size) ** 2
+
+    def images_at_once(self, positions: int) -> int:
+        """How many tiles, or frames of ``positions`` patches, share a call."""
+        if self.layout == TILES:
+            return max(1, MOST_POSITIONS // positions)
+        return next((count for count in FRAME_GROUPS if count * positions <= MOST_POSITIONS), 1)
 
 
 @dataclass(frozen=True)

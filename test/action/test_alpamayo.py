@@ -20,7 +20,7 @@ from edgellm_ros.action.policy_runtime import PolicyRuntime
 from edgellm_ros.backends.base import SamplingRow
 from edgellm_ros.builder.action_families import alpamayo
 from edgellm_ros.builder.build import build_engine
-from edgellm_ros.errors import CheckpointError, ObservationError, RequestError
+from edgellm_ros.errors import CheckpointError, ObservationError, PolicyError, RequestError
 
 FOLDER, ARRAYS, CASES = reference("alpamayo")
 LOWERINGS = ("onnxruntime", "tensorrt", "tensorrt_legacy")
@@ -62,6 +62,17 @@ def test_waypoints_equal_the_written_out_mathematics_from_pictures_and_history(t
         assert error(path, case) < 1e-5
 
 
+@pytest.mark.parametrize(("lowering", "precision"), [("onnxruntime", "fp16"), ("tensorrt", "fp16")])
+def test_half_the_bits_stay_near(tmp_path, lowering, precision):
+    path = build_engine(FOLDER, tmp_path / "engine", lowering=lowering, precision=precision)
+    found, wanted = compute(path).normalised.ravel(), ARRAYS["all_normalised"].ravel()
+    assert found @ wanted / np.linalg.norm(found) / np.linalg.norm(wanted) > 0.9999
+
+
+def test_eight_bits_stay_near(tmp_path):
+    assert error(build_engine(FOLDER, tmp_path / "engine", precision="int8")) < 0.1
+
+
 def test_the_prompt_and_the_reasoning_are_those_of_the_reference(engine):
     with PolicyRuntime(engine, threads=1) as opened:
         engines, pieces, decoded = opened._engines, [], []
@@ -94,10 +105,29 @@ def test_the_manifest_tells_what_the_files_say(engine):
     with PolicyRuntime(engine, threads=1) as opened:
         manifest = opened.manifest
         assert opened.reasoning_sampling == SamplingRow(0.6, top_p=0.98)
+        limits = opened._engines._executor.limits  # what a prompt needs, or all that the model has
+        assert (limits.max_batch_size, limits.max_input_len, limits.max_kv_cache_capacity) == (1, 512, 512)
     assert manifest.meaning is ActionMeaning.ACCELERATION_CURVATURE and manifest.horizon == 6
     assert [slot.name for slot in manifest.cameras] == CAMERAS and manifest.state.width == 0
     assert manifest.driving.history.first_token == manifest.driving.silent[0] + 40
     assert PolicyManifest.from_json(manifest.to_json()) == manifest
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda d: d.pop("marker"), "lacks the key|bad value"),
+        (lambda d: d.update(frames=0), "frames is 0"),
+        (lambda d: d.update(silent=[5]), "bad value"),
+        (lambda d: d.update(top_p=-1.0), "top_p is -1.0"),
+        (lambda d: d["history"].update(bins=1), "history tokens have 1 bins"),
+    ],
+)
+def test_a_damaged_manifest_is_refused_by_what_is_wrong(engine, change, sentence):
+    content = json.loads((engine / "action" / "policy.json").read_text())
+    change(content["driving"])
+    with pytest.raises(PolicyError, match=sentence):
+        PolicyManifest.from_json(content)
 
 
 def test_words_are_drawn_by_the_seed_and_never_from_the_trajectories(engine):

@@ -61,6 +61,17 @@ def test_chunks_equal_those_of_lerobot_from_picture_to_robot_units(tmp_path, emb
             assert scaled_error(chunk.rows, ARRAYS[f"{case}_actions"]) < 1e-5
 
 
+@pytest.mark.parametrize(("lowering", "precision"), [("onnxruntime", "fp16"), ("tensorrt", "fp16")])
+def test_half_the_bits_stay_near(tmp_path, lowering, precision):
+    found = compute(build(FOLDER, tmp_path, lowering=lowering, precision=precision)).normalised.ravel()
+    wanted = ARRAYS["all_normalised"].ravel()
+    assert found @ wanted / np.linalg.norm(found) / np.linalg.norm(wanted) > 0.9999
+
+
+def test_eight_bits_stay_near(tmp_path):
+    assert error(build(FOLDER, tmp_path, precision="int8")) < 0.1
+
+
 def test_the_manifest_tells_what_the_files_say(engine):
     with PolicyRuntime(engine, threads=1) as opened:
         manifest = opened.manifest
@@ -144,6 +155,7 @@ def test_layers_look_at_words_and_pictures_in_turn_and_norms_have_their_epsilon(
     assert error(build(FOLDER, tmp_path)) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -22,6 +22,7 @@ from edgellm_ros.action.policy_manifest import (
     read_policy_manifest,
 )
 from edgellm_ros.action.solver import FlowDirection
+from edgellm_ros.action.time_embedding import Waves, sinusoids
 from edgellm_ros.errors import ObservationError, PolicyError
 
 
@@ -69,6 +70,10 @@ def test_it_is_read_back_as_it_was_written(tmp_path):
         ("image_size", (0, 512), "image_size is 0"),
         ("cameras", (CameraSlot("a.top"), CameraSlot("b.top")), "two cameras share a name"),
         ("delta_dimensions", (2,), "delta_dimensions"),
+        ("network_rows", 49, "network_rows is 49; want a whole number from 50"),
+        ("image_crop", 0.0, "image_crop is 0.0; want a share above 0"),
+        ("time_waves", (Waves(4, 0.0, 1.0),), "a number of time_waves is 0.0"),
+        ("rope_section", (3, -1), "rope_section is -1"),
     ],
 )
 def test_values_out_of_range_are_named(key, value, sentence):
@@ -136,3 +141,17 @@ def test_cameras_are_found_by_full_name_and_by_its_last_component():
 def test_missing_and_unknown_cameras_are_refused(given, sentence):
     with pytest.raises(ObservationError, match=sentence):
         manifest().present_cameras(given)
+
+
+def test_waves_of_every_network_are_those_of_its_own_formula():
+    times = np.array([0.0, 0.3, 750.0])
+    periods = 4e-3 * 1000 ** np.linspace(0, 1, 6)  # the pi line: sines, then cosines
+    angles = times[:, None] * 2 * np.pi / periods
+    wanted = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    assert np.abs(sinusoids(times, (Waves.of_periods(12, 4e-3, 4.0),)) - wanted).max() < 1e-6
+    angles = times[:, None] * np.exp(-np.log(1e4) * np.arange(6) / 5)  # GR00T's transformer: cosines first
+    wanted = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+    assert np.abs(sinusoids(times, (Waves(6, 1.0, 1e-4, cosines_first=True),)) - wanted).max() < 1e-6
+    both = sinusoids(times, (Waves(6, 1.0, 1e-4, cosines_first=True), Waves(3, 2.0, 8.0, scale=2**0.5)))
+    assert both.shape == (3, 18) and np.allclose(both[:, :12], wanted, atol=1e-6)
+    assert np.allclose(both[:, 12:15], 2**0.5 * np.sin(times[:, None] * [2, 4, 8]), atol=1e-6)

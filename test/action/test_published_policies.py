@@ -7,6 +7,7 @@ Where only a part of a checkpoint is public, what is missing stands in here with
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,11 @@ from edgellm_ros.action.solver import FlowDirection
 from edgellm_ros.builder.action_families import find_family
 from edgellm_ros.builder.checkpoint import open_checkpoint
 from edgellm_ros.builder.families import read_config
+from edgellm_ros.builder.lowerings import lowering as find_lowering
+from edgellm_ros.builder.policy_build import plan_policy
 from edgellm_ros.builder.policy_checkpoint import PolicyCheckpoint
 from edgellm_ros.builder.policy_settings import PolicySettings
+from edgellm_ros.builder.quantize import precision as find_precision
 from edgellm_ros.errors import CheckpointError
 
 FILES = json.loads((Path(__file__).parent / "fixtures" / "published_policies.json").read_text())
@@ -168,6 +172,42 @@ def test_the_robots_file_of_another_generation_is_refused(tmp_path):
     (folder / "processor_config.json").write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match="processor_class is 'Gr00tN1d6Processor'; want 'Gr00tN1d7Processor'"):
         manifest_of(folder)
+
+
+FULL_GROOT = {
+    "architectures": ["Gr00tN1d7"], "model_type": "Gr00tN1d7", "model_name": "nvidia/Cosmos-Reason2-2B",
+    "action_horizon": 40, "add_pos_embed": True, "backbone_embedding_dim": 2048, "hidden_size": 1024,
+    "input_embedding_dim": 1536, "max_action_dim": 132, "max_state_dim": 132, "max_num_embodiments": 32,
+    "max_seq_len": 1024, "num_inference_timesteps": 4, "num_timestep_buckets": 1000, "select_layer": 16,
+    "use_alternate_vl_dit": True, "use_vlln": True, "state_history_length": 1, "attend_text_every_n_blocks": 2,
+    "diffusion_model_cfg": {
+        "attention_head_dim": 48, "interleave_self_attention": True, "norm_type": "ada_norm",
+        "num_attention_heads": 32, "num_layers": 32, "output_dim": 1024, "positional_embeddings": None,
+    },
+    "vl_self_attention_cfg": {
+        "attention_head_dim": 64, "num_attention_heads": 32, "num_layers": 4, "positional_embeddings": None,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lowering", ["onnxruntime", "tensorrt", "tensorrt_legacy"])
+def test_gr00t_of_its_published_size_makes_its_graphs_from_the_known_backbone(tmp_path, lowering):
+    folder = folder_of("nvidia/GR00T-N1.7", tmp_path)
+    (folder / "vlm" / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(FULL_GROOT))
+    shutil.copy(Path(__file__).parent / "reference" / "groot" / "vlm" / "tokenizer.json", folder / "vlm")
+    checkpoint, settings = PolicyCheckpoint(folder), PolicySettings()
+    family = find_family(checkpoint.kind)
+    model = family.parse(checkpoint, settings)
+    checkpoint.shapes = {family.stored_name("", name): shape for name, shape in model.tensors().items()}
+    numbers = sum(int(np.prod(shape)) for name, shape in checkpoint.shapes.items() if name.startswith("action_head."))
+    assert 1.5e9 < numbers < 1.7e9
+    plan = plan_policy(checkpoint, find_lowering(lowering), find_precision("fp32"), settings)
+    inputs = {info.name: info.shape for info in plan.graphs["action.onnx"][0].inputs}
+    assert inputs["modulation"] == (1, 67, 1536) and inputs["text_key_0"] == (1, 32, 48, "text")
+    assert inputs["image_value_2"] == (1, 32, "image", 48) and "text_key_30" not in inputs and "image_key_30" in inputs
+    one_robot = sum(parameter.tensors[0].size for parameter in plan.graphs["action.onnx"][0].parameters) / 4
+    assert one_robot < 1.1e9  # the other thirty-one robots' matrices are left where they are
 
 
 def test_every_stored_file_is_covered():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,10 @@ import onnxruntime
 from fake_cuda import FakeDriver
 
 PROVIDER = "CUDAExecutionProvider"
-_ELEMENTS = {"FLOAT": np.float32, "HALF": np.float16, "INT32": np.int32, "INT64": np.int64}
+_ELEMENTS = {"FLOAT": np.float32, "HALF": np.float16, "INT32": np.int32, "INT64": np.int64, "UINT8": np.uint8}
 _LABELS = {
-    "tensor(float)": "FLOAT", "tensor(float16)": "HALF", "tensor(int32)": "INT32", "tensor(int64)": "INT64"
+    "tensor(float)": "FLOAT", "tensor(float16)": "HALF", "tensor(int32)": "INT32", "tensor(int64)": "INT64",
+    "tensor(uint8)": "UINT8",
 }  # fmt: skip
 
 
@@ -153,6 +155,9 @@ def fake_tensorrt(driver: FakeDriver, version: str = "10.3.0") -> Any:
 
         def execute_async_v3(self, stream: int) -> bool:
             binding = self._engine.session.io_binding()
+            free_outputs = [name for name in self.addresses if name not in self.shapes]
+            if "inputs_embeds" not in self.shapes:
+                return self._execute_freely(binding, free_outputs)
             batch, chunk = self.shapes["inputs_embeds"][:2]
             for name, address in self.addresses.items():
                 element = _ELEMENTS[self._engine.get_tensor_dtype(name).name]
@@ -163,6 +168,23 @@ def fake_tensorrt(driver: FakeDriver, version: str = "10.3.0") -> Any:
                 shape = [next(free) if size == -1 else size for size in self._engine.get_tensor_shape(name)]
                 binding.bind_output(name, "cpu", 0, element, shape, address)
             driver.enqueue(lambda: self._engine.session.run_with_iobinding(binding))
+            return True
+
+        def _execute_freely(self, binding: Any, outputs: list[str]) -> bool:
+            """Outputs of whatever shape the graph gives them."""
+            places = dict(self.addresses)
+            for name, shape in self.shapes.items():
+                element = _ELEMENTS[self._engine.get_tensor_dtype(name).name]
+                binding.bind_input(name, "cpu", 0, element, list(shape), places[name])
+            for name in outputs:
+                binding.bind_output(name, "cpu")
+
+            def run() -> None:
+                self._engine.session.run_with_iobinding(binding)
+                for name, value in zip(outputs, binding.copy_outputs_to_cpu(), strict=True):
+                    ctypes.memmove(places[name], np.ascontiguousarray(value).ctypes.data, value.nbytes)
+
+            driver.enqueue(run)
             return True
 
     class Runtime:

@@ -13,7 +13,6 @@ from fake_libraries import fake_tensorrt
 from pretend_gpu import compile_pretended, pretend_backend, pretend_device
 
 from edgellm_ros.backends.cuda.memory_check import check_memory, needed_bytes
-from edgellm_ros.backends.cuda.plan_file import PLAN_INFO_FILE, TIMING_CACHE_FILE
 from edgellm_ros.backends.cuda.tensorrt_api import TensorRT
 from edgellm_ros.engine_format import BuilderLimits, open_engine_directory
 from edgellm_ros.errors import BackendError, CheckpointError
@@ -58,7 +57,7 @@ def test_a_plan_has_a_profile_for_prompts_and_one_for_steps(directory: Path, ver
     assert decode["last_token_index"] == ((1, 1), (1, 1), (3, 1))
     assert "tf32" not in config.flags and config.limits == {"workspace": 64 << 20} and config.sources == 0
     assert network.flags == (2 if version.startswith("10") else 1)
-    info = json.loads((directory / PLAN_INFO_FILE).read_text())
+    info = json.loads((directory / "llm.engine.json").read_text())
     assert info["tensorrt"] == version and info["architecture"] == "sm_90" and info["precision"] == "fp32"
     open_plan(directory, version)
 
@@ -122,13 +121,13 @@ def test_attention_of_a_modern_plan_may_be_built_of_parts(checkpoint: Path, tmp_
 
 def test_an_equal_plan_is_left_and_the_timing_cache_is_used_again(directory: Path) -> None:
     compile_pretended(directory)
-    assert (directory / TIMING_CACHE_FILE).read_bytes() == b"timings"
+    assert (directory / "llm.timing.cache").read_bytes() == b"timings"
     assert not compile_pretended(directory).built
     (directory / "llm.engine").unlink()
     (_, config) = compile_pretended(directory).built[0]
     assert config.cache.content == b"timings"
     (directory / "llm.engine").unlink()
-    (directory / TIMING_CACHE_FILE).write_bytes(b"of another GPU")
+    (directory / "llm.timing.cache").write_bytes(b"of another GPU")
     (_, config) = compile_pretended(directory).built[0]
     assert config.cache.content == b""
 
@@ -147,7 +146,7 @@ def test_progress_is_told(directory: Path, version: str) -> None:
 
 def rewrite(name: str, value: object) -> Callable[[Path], None]:
     def change(directory: Path) -> None:
-        path = directory / PLAN_INFO_FILE
+        path = directory / "llm.engine.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
 
     return change
@@ -178,7 +177,7 @@ def other_graph(directory: Path) -> None:
         (other_graph, "compiled from another llm.onnx"),
         (rewrite("format_version", 9), "format_version 9; this version reads 1"),
         (rewrite("unknown", 1), "other keys"),
-        (lambda directory: (directory / PLAN_INFO_FILE).unlink(), "llm.engine.json cannot be read"),
+        (lambda directory: (directory / "llm.engine.json").unlink(), "llm.engine.json cannot be read"),
         (lambda directory: (directory / "llm.engine").unlink(), "llm.engine is missing"),
     ],
     ids=["version", "gpu", "truncated", "damaged", "graph", "format", "keys", "no description", "no plan"],

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from policy_checkpoints import reference as policy_reference
 from seam_runner import SeamRunner
 from tiny_families import TINY_FAMILIES
 
+from edgellm_ros.action.observation import Observation
+from edgellm_ros.action.policy_runtime import PolicyRuntime
 from edgellm_ros.builder.build import build_engine
 from edgellm_ros.builder.random_weights import RandomCheckpoint
 from edgellm_ros.cli.main import main
@@ -76,10 +80,27 @@ def test_the_tokenizer_speaks_in_bytes_and_covers_the_vocabulary(config_file, tm
     assert all(tokenizer.token_bytes(token) is not None for token in range(1000))
 
 
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_policy_of_a_shape_alone_acts(tmp_path, precision):
+    folder = policy_reference("smolvla")[0]
+    (tmp_path / "shape" / "vlm").mkdir(parents=True)
+    for name in ("config.json", "vlm/config.json"):
+        shutil.copyfile(folder / name, tmp_path / "shape" / name)
+    command = ["build", "--random-weights", str(tmp_path / "shape"), str(tmp_path / "engine"), "--precision", precision]
+    assert main(command) == 0
+    with PolicyRuntime(tmp_path / "engine", threads=1) as runtime:
+        assert runtime.manifest.policy == "random weights of seed 0, shape of smolvla"
+        pictures = {slot.name: np.full((24, 32, 3), 90, np.uint8) for slot in runtime.manifest.cameras}
+        chunk = runtime.compute(Observation(pictures, np.zeros(runtime.manifest.state.width)), "go", denoise_steps=2)
+    assert chunk is not None and np.isfinite(chunk.rows).all() and 0.05 < chunk.rows.std() < 20
+
+
 REFUSED = {
     "nothing there": (None, "config.json"),
     "a quantised shape": ({**TINY_FAMILIES["llama"], "quantization_config": {"quant_method": "fp8"}}, "'fp8'"),
     "a vocabulary without room for bytes": ({**TINY_FAMILIES["llama"], "vocab_size": 100}, "vocab_size is 100"),
+    "a policy whose sizes are elsewhere": ({"type": "pi05", "output_features": {}}, "a pi05, whose config.json"),
+    "a policy of another kind": ({"type": "act", "output_features": {}}, "in one pass"),
     "another architecture": ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
 }
 

@@ -57,10 +57,12 @@ def engine(family: str, lowering: str, precision: str = "fp32") -> Path:
     return build_engine(checkpoint(family), output, lowering=lowering, limits=LIMITS, vision_precision=precision)
 
 
-def tower_outputs(visual: Path, family: str, seeds: tuple[int, ...]) -> list[list[np.ndarray]]:
+def tower_outputs(
+    visual: Path, family: str, seeds: tuple[int, ...], kind: type[CPUBackend] = CPUBackend
+) -> list[list[np.ndarray]]:
     """For each image its embeddings and planes [tokens,width], all in one call: they must be of one grid."""
     directory = open_visual_directory(visual)
-    backend = CPUBackend(1)
+    backend = kind(1)
     tower = backend.open_engine(directory.graph)
     values = {"pixel_values": np.stack([pixel_values(family, seed) for seed in seeds])}
     if FAMILIES[family].grids:
@@ -87,11 +89,11 @@ def tower_outputs(visual: Path, family: str, seeds: tuple[int, ...]) -> list[lis
     return found
 
 
-def distance_of_images(visual: Path, family: str) -> float:
+def distance_of_images(visual: Path, family: str, kind: type[CPUBackend] = CPUBackend) -> float:
     """The largest difference of any number of any image from what transformers gave."""
     worst = 0.0
     for seed in IMAGE_SEEDS:
-        (found,) = tower_outputs(visual, family, (seed,))
+        (found,) = tower_outputs(visual, family, (seed,), kind)
         wanted = reference(family)["embeddings"][seed]
         assert len(found) == len(wanted)
         worst = max(worst, *(float(np.abs(a.reshape(-1) - b).max()) for a, b in zip(found, wanted, strict=True)))

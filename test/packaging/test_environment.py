@@ -10,7 +10,7 @@ import pytest
 from tree_copies import REPOSITORY
 
 REQUIREMENTS = REPOSITORY / "requirements"
-INSTALLED = ("base.txt", "ros-jazzy.txt", "build.txt", "demo.txt", "test.txt", "lint.txt")
+INSTALLED = ("base.txt", "ros-jazzy.txt", "build.txt", "demo.txt", "test.txt", "lint.txt", "openvino.txt")
 
 
 def lines(name: str) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from openvino_choice import prefer_openvino
 from vision_inputs import FAMILIES
 
 from edgellm_ros.cli.main import main
@@ -165,3 +166,15 @@ def test_the_pruner_leaves_tokens_out_or_says_why_not(built, files, capsys):
 def test_a_ratio_that_is_none_is_refused(built, files, capsys, ratio):
     assert main(["generate", built("qwen2_vl"), "--prompt", "what", f"--pruner-ratio={ratio}"]) != 0
     assert "--pruner-ratio is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "gemma3"])
+def test_info_tells_which_library_runs_what(built, capsys, monkeypatch, family):
+    pytest.importorskip("openvino")
+    prefer_openvino(monkeypatch)
+    path = built(family)
+    assert main(["info", path, "--backend", "openvino", "--threads", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["libraries"]
+    assert found["llm.onnx"] == "ONNX Runtime" and "times as fast" in found["visual.onnx"]
+    assert main(["info", path, "--backend", "onnxruntime"]) == 0
+    assert "runs on:    llm.onnx: onnxruntime" in capsys.readouterr().out

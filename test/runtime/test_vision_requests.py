@@ -289,7 +289,7 @@ def test_a_scheduler_answers_prompts_with_and_without_images_together(opened, fa
 def test_a_tower_on_another_backend_gives_its_rows_to_the_model_s(opened, family, monkeypatch):
     towers = []
 
-    def elsewhere(name: str) -> CPUBackend:
+    def elsewhere(name: str, directory: Any) -> CPUBackend:
         towers.append(CPUBackend(1))
         return towers[-1]
 

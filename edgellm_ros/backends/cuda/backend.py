@@ -11,6 +11,7 @@ import numpy as np
 
 from ...errors import BackendError, MisuseError
 from ..base import CacheLayout, DataType, EmbeddingTable, RopeKind, Tensor, TokenSpan
+from ..engine_tensors import is_language_model
 from ..host_embeddings import TENSOR_NAME
 from .device import Device
 from .embeddings import CUDAEmbeddingTable
@@ -23,6 +24,7 @@ from .onnxruntime import OnnxRuntimeEngine
 from .probe import probe
 from .sampler import CUDASampler
 from .selection import TokenSelection
+from .stopwatch import CUDAStopwatch
 from .tensor import CUDAMemory, CUDATensor, cuda_tensor
 from .tensorrt import TensorRTEngine
 
@@ -56,7 +58,8 @@ class CUDABackend:
         self._recorder = Recorder(self.device)
         self._selection = TokenSelection(self.device, self.kernels)
         self._engines: list[EngineFrame] = []
-        self._steps: list[CUDAStep] = []
+        self._steps: set[CUDAStep] = set()
+        self._stopwatches: set[CUDAStopwatch] = set()
         self._frequencies: dict[RopeKind, CUDAMemory] = {}
         self._order = CacheOrder.HEADS_FIRST
         self._closed = False
@@ -90,11 +93,14 @@ class CUDABackend:
                 f"the backend {self.name} takes no weights from a checkpoint; build them into the engine."
             )
         path = Path(path)
-        check_memory(self.device, path if path.is_dir() else path.parent, self._library)
+        check_memory(self.device, path, self._library)
         engine = self._load(path, own_graph=False)
         try:
             self._start(engine, path, cache_layout)
-            if self._library == "onnxruntime" and not engine.capabilities.capture:
+            steps = is_language_model(
+                engine.inputs, engine.outputs
+            )  # no other engine's runs are the provider's to record
+            if self._library == "onnxruntime" and steps and not engine.capabilities.capture:
                 # Its calls cannot stand in a graph of ours; the provider may still record them itself.
                 engine.close()
                 engine = self._load(path, own_graph=True)
@@ -103,7 +109,8 @@ class CUDABackend:
             engine.close()
             raise
         self._engines.append(engine)
-        self._order = engine.caches.order
+        if engine.caches.layout.layers:
+            self._order = engine.caches.order
         return engine
 
     def _load(self, path: Path, *, own_graph: bool) -> EngineFrame:
@@ -261,9 +268,16 @@ class CUDABackend:
     def capture(self, key: Hashable, step: Callable[[], None]) -> CUDAStep:
         """A step that becomes a CUDA graph at its second run, where it can."""
         self._check_open()
-        captured = CUDAStep(self.device, self._recorder, key, step)
-        self._steps.append(captured)
+        captured = CUDAStep(self.device, self._recorder, key, step, self._steps.discard)
+        self._steps.add(captured)
         return captured
+
+    def stopwatch(self) -> CUDAStopwatch:
+        """A stopwatch on the GPU's clock."""
+        self._check_open()
+        stopwatch = CUDAStopwatch(self.device, self._stopwatches.discard)
+        self._stopwatches.add(stopwatch)
+        return stopwatch
 
     def read_async(self, tensor: Tensor) -> Any:
         """A copy to pinned host memory that is under way."""
@@ -290,12 +304,13 @@ class CUDABackend:
         if self._closed:
             return
         self._closed = True
-        for step in self._steps:
+        for step in tuple(self._steps):
             step.close()
+        for stopwatch in tuple(self._stopwatches):
+            stopwatch.close()
         engines, self._engines = self._engines, []
         for engine in engines:
             engine.close()
-        self._steps.clear()
         self._frequencies.clear()
         if not self.device.driver.lost:
             self.device.synchronize()

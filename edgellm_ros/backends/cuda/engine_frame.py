@@ -22,14 +22,14 @@ _MOST_CALLS = 64  # kinds of call that are kept; a decode step has one for each 
 class Call:
     """One kind of call: every tensor's place, the caches' part, and what the library prepared for it."""
 
-    __slots__ = ("cache", "inputs", "outputs", "pinned", "prepared")
+    __slots__ = ("cache", "inputs", "outputs", "pins", "prepared")
 
     def __init__(self, inputs: tuple[Placed, ...], outputs: tuple[Placed, ...], cache: CacheCall) -> None:
         self.inputs = inputs
         self.outputs = outputs
         self.cache = cache
         self.prepared: Any = None
-        self.pinned = False  # a recorded step refers to its memory
+        self.pins = 0  # recorded steps that refer to its memory
 
 
 class EngineFrame(ABC):
@@ -118,7 +118,7 @@ class EngineFrame(ABC):
             call.prepared = self._prepare(call)
             self._evict()
             self._calls[key] = call
-        call.pinned |= self._device.recording
+        self._recorder.pin(call)
         if call.cache.before is not None:
             call.cache.before()
         self._execute(call)
@@ -127,7 +127,7 @@ class EngineFrame(ABC):
 
     def _evict(self) -> None:
         if len(self._calls) >= _MOST_CALLS:
-            key = next((key for key, call in self._calls.items() if not call.pinned), None)
+            key = next((key for key, call in self._calls.items() if not call.pins), None)
             if key is not None:
                 self._release(self._calls.pop(key))
 

@@ -9,12 +9,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from ...errors import BackendError, EdgeLLMError
 from .device import Device
 
 _log = logging.getLogger(__name__)
+
+
+class Pinned(Protocol):
+    """Something whose memory recordings refer to; ``pins`` of them."""
+
+    pins: int
+
+
+@dataclass(frozen=True)
+class Recording:
+    """An executable graph, what is done by hand after each replay, and what it refers to."""
+
+    graph: Any
+    actions: tuple[Callable[[], None], ...]
+    pinned: tuple[Pinned, ...]
 
 
 class Recorder:
@@ -23,19 +39,29 @@ class Recorder:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._after: list[Callable[[], None]] | None = None
+        self._pinned: list[Pinned] = []
 
     def after_replay(self, action: Callable[[], None]) -> None:
         """Have ``action`` done after every replay of the step being recorded; nothing where none is."""
         if self._after is not None:
             self._after.append(action)
 
-    def discard(self, graph: Any) -> None:
-        """Let go of a graph that ``record`` gave."""
-        if graph is not None and not self._device.driver.lost:
-            self._device.driver.call("cuGraphExecDestroy", graph)
+    def pin(self, held: Pinned) -> None:
+        """Keep ``held`` for as long as the recording that is being made; nothing where none is."""
+        if self._after is not None:
+            held.pins += 1
+            self._pinned.append(held)
 
-    def record(self, step: Callable[[], None]) -> tuple[Any, tuple[Callable[[], None], ...]]:
-        """An executable graph of the work that ``step`` enqueues, none of which runs, and the actions after it.
+    def discard(self, recording: Recording | None) -> None:
+        """Let go of what ``record`` gave."""
+        if recording is None:
+            return
+        _unpin(recording.pinned)
+        if not self._device.driver.lost:
+            self._device.driver.call("cuGraphExecDestroy", recording.graph)
+
+    def record(self, step: Callable[[], None]) -> Recording:
+        """The work that ``step`` enqueues, none of which runs.
 
         :raises BackendError: some of it cannot be recorded.
         """
@@ -51,6 +77,7 @@ class Recorder:
         except BaseException as error:
             failure = error
         actions, self._after = tuple(self._after), None
+        pinned, self._pinned = tuple(self._pinned), []
         graph: Any = None
         try:
             graph = call("cuStreamEndCapture", device.stream)
@@ -58,64 +85,79 @@ class Recorder:
             failure = failure or error
         device.end_recording()
         if failure is not None:
+            _unpin(pinned)
             if graph is not None and int(graph):
                 call("cuGraphDestroy", graph)
             if isinstance(failure, Exception):
                 raise BackendError(f"the step cannot be recorded: {failure}") from failure
             raise failure
         try:
-            return call("cuGraphInstantiate", graph, 0), actions
+            return Recording(call("cuGraphInstantiate", graph, 0), actions, pinned)
+        except BaseException:
+            _unpin(pinned)
+            raise
         finally:
             call("cuGraphDestroy", graph)
+
+
+def _unpin(pinned: tuple[Pinned, ...]) -> None:
+    for held in pinned:
+        held.pins -= 1
 
 
 class CUDAStep:
     """A ``Captured`` step; ``recorded`` says whether it is a graph by now."""
 
-    def __init__(self, device: Device, recorder: Recorder, key: Hashable, step: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        device: Device,
+        recorder: Recorder,
+        key: Hashable,
+        step: Callable[[], None],
+        forget: Callable[[CUDAStep], None],
+    ) -> None:
         self._device = device
         self._recorder = recorder
         self._key = key
         self._step = step
+        self._forget = forget
         self._warm = False
-        self._graph: Any = None
-        self._actions: tuple[Callable[[], None], ...] = ()
+        self._recording: Recording | None = None
         self.failure = ""  # why it could not be recorded
 
     @property
     def recorded(self) -> bool:
         """Whether the next run is a replay."""
-        return self._graph is not None
+        return self._recording is not None
 
     def run(self) -> None:
         """Enqueue the step.
 
         :raises BackendError: the engine failed.
         """
-        if self._graph is None:
-            if not self._warm or self.failure:
-                self._step()
-                self._warm = True
-                return
-            if not self.record():
-                self._step()
-                return
+        if self._recording is None and self._warm:
+            self.record()
+        if self._recording is None:
+            self._step()
+            self._warm = True
+            return
         self._device.enter()
-        self._device.driver.call("cuGraphLaunch", self._graph, self._device.stream)
-        for action in self._actions:
+        self._device.driver.call("cuGraphLaunch", self._recording.graph, self._device.stream)
+        for action in self._recording.actions:
             action()
 
     def record(self) -> bool:
         """Record now, running nothing; False where it cannot be, which is reported once."""
-        if self._graph is None and not self.failure:
+        if self._recording is None and not self.failure:
             try:
-                self._graph, self._actions = self._recorder.record(self._step)
+                self._recording = self._recorder.record(self._step)
             except EdgeLLMError as error:
                 self.failure = str(error)
                 _log.warning("step %s runs without a CUDA graph: %s", self._key, error)
-        return self._graph is not None
+        return self._recording is not None
 
     def close(self) -> None:
-        """Let go of the graph."""
-        graph, self._graph = self._graph, None
-        self._recorder.discard(graph)
+        """Let go of the graph; a second call does nothing."""
+        self._forget(self)
+        recording, self._recording = self._recording, None
+        self._recorder.discard(recording)

@@ -5,31 +5,36 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...engine_format import (
+    ACTION_DIRECTORY,
     EMBEDDING_FILE,
     GRAPH_FILE,
     MANIFEST_FILE,
     PLAN_FILE,
+    VISUAL_DIRECTORY,
+    VISUAL_GRAPH_FILE,
     EngineDirectory,
     open_engine_directory,
 )
 from ...errors import BackendError
 from ..base import DataType
 from .device import Device
+from .plan_file import plan_of
 
 WORKING_BYTES = 256 << 20  # context, kernels, activations of a chunk, and logits
-_GRAPH_DATA = GRAPH_FILE + ".data"
 
 
 def needed_bytes(directory: EngineDirectory, library: str) -> dict[str, int]:
-    """Device memory by use: weights, embeddings, caches and the rest."""
+    """Device memory by use: weights, embeddings, caches and the rest; of a policy, what it acts with."""
     files = directory.manifest.files
-    plan = directory.path / PLAN_FILE
-    if library == "tensorrt" and plan.is_file():
-        weights = plan.stat().st_size
-    else:
-        weights = files.get(GRAPH_FILE, 0) + files.get(_GRAPH_DATA, 0)
-        if directory.config.extra.get("tie_word_embeddings"):
-            weights += files.get(EMBEDDING_FILE, 0)  # the head reads the same file, into memory of its own
+    if (directory.path / ACTION_DIRECTORY).is_dir():
+        graphs = [name for name in files if "/" in name and name.endswith(".onnx")]
+        parts = [graph_bytes(directory.path / name, library) for name in graphs]
+        return {"weights": sum(parts), "embeddings": files.get(EMBEDDING_FILE, 0), "working": WORKING_BYTES}
+    weights = graph_bytes(directory.path / GRAPH_FILE, library)
+    planned = library == "tensorrt" and (directory.path / PLAN_FILE).is_file()
+    if directory.config.extra.get("tie_word_embeddings") and not planned:
+        weights += files.get(EMBEDDING_FILE, 0)  # the head reads the same file, into memory of its own
+    images = graph_bytes(directory.path / VISUAL_DIRECTORY / VISUAL_GRAPH_FILE, library)
     config = directory.config
     limits = config.limits
     names = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -37,20 +42,32 @@ def needed_bytes(directory: EngineDirectory, library: str) -> dict[str, int]:
     width = sum(2 * heads * size for heads, size in config.kv_layers) * item
     return {
         "weights": weights,
+        **({"images": images} if images else {}),
         "embeddings": files.get(EMBEDDING_FILE, 0),
         "caches": width * limits.max_batch_size * limits.max_kv_cache_capacity,
         "working": WORKING_BYTES,
     }
 
 
-def check_memory(device: Device, directory: Path, library: str) -> None:
-    """Refuse what cannot fit; a folder that is no engine directory is not checked.
+def graph_bytes(graph: Path, library: str) -> int:
+    """Bytes of the weights of a graph: its plan for TensorRT, where there is one, else the file and its data."""
+    plan = plan_of(graph)
+    files = [plan] if library == "tensorrt" and plan.is_file() else [graph, graph.with_name(f"{graph.name}.data")]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def check_memory(device: Device, path: Path, library: str) -> None:
+    """Refuse what cannot fit, of an engine directory or a graph; a folder without a manifest is not checked.
 
     :raises BackendError: it does not fit; the sentence says how much is missing.
     """
-    if not (directory / MANIFEST_FILE).is_file():
-        return
-    needed = needed_bytes(open_engine_directory(directory), library)
+    directory = path if path.is_dir() else path.parent
+    if directory is path or path.name in (GRAPH_FILE, PLAN_FILE):
+        if not (directory / MANIFEST_FILE).is_file():
+            return
+        needed = needed_bytes(open_engine_directory(directory), library)
+    else:
+        directory, needed = path, {"weights": graph_bytes(path, library)}
     wanted = sum(needed.values())
     free, total = device.memory()
     if wanted > free:

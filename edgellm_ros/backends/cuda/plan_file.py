@@ -1,4 +1,8 @@
-"""What lies beside a TensorRT plan: the version, GPU and graph it was compiled for, and digests to check it by."""
+"""What lies beside a TensorRT plan: the version, GPU and graph it was compiled for, and digests to check it by.
+
+A plan goes by the name of its graph: that of ``llm.onnx`` is ``llm.engine``, with ``llm.engine.json`` and
+``llm.timing.cache``.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,28 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...engine_format import GRAPH_FILE, PLAN_FILE
 from ...errors import BackendError, EngineDirectoryError
 from ...json_values import read_json
 
-PLAN_INFO_FILE = "llm.engine.json"
-TIMING_CACHE_FILE = "llm.timing.cache"
+PLAN_SUFFIX = ".engine"
 _FORMAT = 1
 _AGAIN = "compile it again with 'edgellm build ... --plan' on this machine"
 _BLOCK = 1 << 22
+
+
+def plan_of(graph: Path) -> Path:
+    """Where the plan of a graph lies."""
+    return graph.with_suffix(PLAN_SUFFIX)
+
+
+def info_of(plan: Path) -> Path:
+    """Where the description of a plan lies."""
+    return plan.with_name(f"{plan.name}.json")
+
+
+def timings_of(plan: Path) -> Path:
+    """Where the timing cache of a plan lies."""
+    return plan.with_suffix(".timing.cache")
 
 
 @dataclass(frozen=True)
@@ -37,7 +54,7 @@ class PlanInfo:
 
     def write(self, path: Path) -> None:
         """Beside the plan at ``path``."""
-        path.with_name(PLAN_INFO_FILE).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+        info_of(path).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
 
 
 def file_digest(path: Path) -> str:
@@ -54,7 +71,7 @@ def read_plan_info(path: Path) -> PlanInfo:
 
     :raises BackendError: missing, damaged, or of another format version.
     """
-    place = path.with_name(PLAN_INFO_FILE)
+    place = info_of(path)
     try:
         content: dict[str, Any] = read_json(place)
         if content.get("format_version") != _FORMAT:
@@ -97,12 +114,7 @@ def check_plan(path: Path, version: str, architecture: str, device: str) -> Plan
         raise BackendError(f"{path} has {found} bytes; its description wants {info.plan_bytes}: {_AGAIN}.")
     if file_digest(path) != info.plan_sha256:
         raise BackendError(f"{path} is damaged (its digest differs from its description's); {_AGAIN}.")
-    graph = path.with_name(GRAPH_FILE)
+    graph = path.with_suffix(".onnx")
     if graph.is_file() and file_digest(graph) != info.graph_sha256:
-        raise BackendError(f"{path} was compiled from another {GRAPH_FILE} than the one beside it; {_AGAIN}.")
+        raise BackendError(f"{path} was compiled from another {graph.name} than the one beside it; {_AGAIN}.")
     return info
-
-
-def has_plan(directory: Path) -> bool:
-    """Whether a directory holds a plan."""
-    return (directory / PLAN_FILE).is_file()

@@ -86,11 +86,11 @@ class LanguageProbe:
         self._engine.bind_cache(self._make_cache(1, CAPACITY))
         self._call([(0, 0, 1)])
         try:
-            graph, _ = recorder.record(lambda: self._engine.run(self._shapes))
+            recording = recorder.record(lambda: self._engine.run(self._shapes))
         except EdgeLLMError as error:
             details["capture"] = str(error)[:300]
             return False
-        recorder.discard(graph)
+        recorder.discard(recording)
         details["capture"] = "yes"
         return True
 

@@ -16,7 +16,7 @@ from .device import Device
 from .engine_frame import Call, EngineFrame
 from .graphs import Recorder
 from .kernels import Kernels
-from .plan_file import PlanInfo, check_plan
+from .plan_file import PlanInfo, check_plan, plan_of
 from .tensor import CUDAMemory
 from .tensorrt_api import TensorRT
 
@@ -31,8 +31,7 @@ class TensorRTEngine(EngineFrame):
     def __init__(
         self, device: Device, kernels: Kernels, recorder: Recorder, path: Path, *, module: Any | None = None
     ) -> None:
-        if path.is_dir() or path.name != PLAN_FILE:
-            path = (path if path.is_dir() else path.parent) / PLAN_FILE
+        path = path / PLAN_FILE if path.is_dir() else plan_of(path)
         self.api = TensorRT(module)
         self.info: PlanInfo = check_plan(path, self.api.version, device.architecture, device.name)
         device.enter()
@@ -58,8 +57,8 @@ class TensorRTEngine(EngineFrame):
         return self.api.version
 
     def largest(self, name: str) -> tuple[int, ...]:
-        """Largest shape of an input over all profiles."""
-        return max((limits[name][1] for limits in self._limits), default=())
+        """Largest shape of an input over all profiles; empty where it has none of the name."""
+        return max((limits[name][1] for limits in self._limits if name in limits), default=())
 
     def _prepare(self, call: Call) -> int:
         """The narrowest profile that takes the shapes of a call: the last one that does, decode standing last."""

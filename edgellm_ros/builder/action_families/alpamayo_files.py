@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ from ...action.policy_manifest import (
 )
 from ...action.solver import FlowDirection
 from ...action.time_embedding import Waves
-from ...engine_format import TOKENIZER_FILE
+from ...engine_format import TOKENIZER_FILE, BuilderLimits
 from ...errors import CheckpointError, PolicyError
 from ..families import read_config
 from ..families.config_values import real_number, require, whole_number
@@ -45,6 +46,7 @@ PROMPT = (
     "<|im_start|>assistant\n<|cot_start|>"
 )
 TASK = "output the chain-of-thought reasoning of the driving process, then output the future trajectory."
+LONGEST_PROMPT, LONGEST_CACHE = 3424, 4096  # sixteen pictures of up to 192 tokens, the words and the reasoning
 MOST_WORDS = MOST_REASONING = 256
 TEMPERATURE, TOP_P = 0.6, 0.98
 LEAST_PIXELS, MOST_PIXELS = 163840, 196608
@@ -125,7 +127,9 @@ def language(checkpoint: PolicyCheckpoint, model: alpamayo.AlpamayoConfig) -> La
     names = {name.removeprefix(LANGUAGE): name for name in checkpoint.shapes if name.startswith(LANGUAGE)}
     files = {**checkpoint.tokenizer_files(), TOKENIZER_FILE: _tokenizer(checkpoint)}
     part = PartCheckpoint(checkpoint, names, whole, files, {PREPROCESSOR: json.dumps(pixels).encode()})
-    return LanguagePart(part, True, part, tower)
+    most = read_config(text_configuration(whole)).max_position_embeddings
+    limits = BuilderLimits(1, min(LONGEST_PROMPT, most), min(LONGEST_CACHE, most))
+    return LanguagePart(part, True, part, tower, limits)
 
 
 def _tokenizer(checkpoint: PolicyCheckpoint) -> bytes:
@@ -192,7 +196,7 @@ def manifest(checkpoint: PolicyCheckpoint, model: alpamayo.AlpamayoConfig, setti
             state_input=StateInput.NONE,
             suffix_mask=SuffixMask.FULL,
             denoise_steps=model.steps,
-            time_waves=(Waves(model.waves, 2 * _PI, 2 * _PI * model.fastest, scale=2**0.5),),
+            time_waves=(Waves(model.waves, math.tau, math.tau * model.fastest, scale=2**0.5),),
             rope_theta=rope_settings(text_configuration(_language(checkpoint)))[0],
             head_dim=model.expert.head_dim,
             prompt_tokens=MOST_WORDS,
@@ -203,7 +207,6 @@ def manifest(checkpoint: PolicyCheckpoint, model: alpamayo.AlpamayoConfig, setti
         raise CheckpointError(str(error)) from None
 
 
-_PI = 3.141592653589793
 _SCALES = {"accel": {"mean": 0.02902694707, "std": 0.68104267}, "curvature": {"mean": 0.00026921680, "std": 0.02614828}}
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...action.policy_manifest import PolicyManifest
+from ...engine_format import BuilderLimits
 from ..checkpoint import Checkpoint
 from ..policy_checkpoint import PolicyCheckpoint
 from ..policy_settings import PolicySettings
@@ -18,13 +19,14 @@ from ..vision_families.layers import Layers
 class LanguagePart:
     """The language model under a policy; ``answers`` says whether it is whole, so that it can generate text too.
 
-    ``vision`` holds the tensors of ``tower``.
+    ``vision`` holds the tensors of ``tower``. ``limits``: those of an engine that nobody gave any; None: as ever.
     """
 
     text: Checkpoint
     answers: bool
     vision: Checkpoint
     tower: Tower
+    limits: BuilderLimits | None = None
 
 
 @dataclass(frozen=True)

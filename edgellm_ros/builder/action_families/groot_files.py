@@ -59,6 +59,7 @@ def parse(checkpoint: PolicyCheckpoint, settings: PolicySettings) -> groot.Groot
     """See ``PolicyFamily``."""
     config, whole = checkpoint.config, _backbone(checkpoint)
     require(config, "use_alternate_vl_dit", True, "layers look at words and at pictures in turn")
+    require(config, "use_vl_self_attention", True, "rows of the backbone see each other again where there are layers")
     require(config, "state_history_length", 1, "one state is given")
     transformer = dict(section(config, "diffusion_model_cfg"))
     require(transformer, "interleave_self_attention", True, "every second layer looks at the actions themselves")
