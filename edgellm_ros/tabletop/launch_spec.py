@@ -53,6 +53,7 @@ def tabletop_specs(arguments: Mapping[str, str], environment: Mapping[str, str] 
         "prompt.on_busy": "replace",
         "action.rate": _number(values, "rate", *_RATES),
         "action.splice": values["splice"],
+        "action.blend_steps": 3,  # a chunk has only 16 actions, of which six are followed
         "action.execute_steps": _whole(values, "execute_steps", 4096),
         "safety.max_state_age": 0.5,
     }
