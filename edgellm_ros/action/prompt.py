@@ -23,6 +23,8 @@ def prompt_text(manifest: PolicyManifest, task: str, state: np.ndarray | None) -
     """
     if manifest.plain_words:
         task = "".join(sign for sign in task.lower() if sign.isalnum() or sign.isspace() or sign == "_")
+    if manifest.spaced_words:
+        task = task.strip().replace("_", " ").replace("\n", " ")
     if manifest.handoff is Handoff.CONTEXT or manifest.driving is not None:
         return task
     if manifest.state_input is not StateInput.PROMPT_BINS:
@@ -30,4 +32,4 @@ def prompt_text(manifest: PolicyManifest, task: str, state: np.ndarray | None) -
     if state is None:
         raise ObservationError("the policy reads its state in the prompt; give the normalised state.")
     words = " ".join(map(str, state_bins(state)))
-    return manifest.prompt_format.format(task=task.strip().replace("_", " ").replace("\n", " "), state=words)
+    return manifest.prompt_format.format(task=task, state=words)

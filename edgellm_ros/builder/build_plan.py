@@ -188,6 +188,8 @@ def plan_build(
         policy = plan_policy(checkpoint, target, tower_precision, policy_settings)
         vision = plan_vision(policy.language.vision, target, tower_precision, policy.language.tower)
         checkpoint, limits = policy.language.text, limits or policy.language.limits
+    elif policy_settings is not None and policy_settings.contract:
+        raise CheckpointError("a policy's contract is named for a model that is no policy; leave policy_contract out.")
     elif not text_only:
         vision = plan_vision(checkpoint, target, tower_precision)
     checkpoint = text_checkpoint(checkpoint, whole=vision is not None)
