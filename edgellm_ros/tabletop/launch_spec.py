@@ -50,6 +50,7 @@ def tabletop_specs(arguments: Mapping[str, str], environment: Mapping[str, str] 
         "engine.directory": values["engine_dir"],
         "cameras": list(CAMERA_NAMES),
         "generation.temperature": 0.0,
+        "images.on_missing": "wait",
         "prompt.on_busy": "replace",
         "action.rate": _number(values, "rate", *_RATES),
         "action.splice": values["splice"],
