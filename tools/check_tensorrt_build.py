@@ -1,4 +1,4 @@
-"""Builds the graphs for TensorRT with TensorRT-RTX: every family and image tower at tiny size, SmolLM2 at its real one.
+"""Builds graphs with TensorRT-RTX: every family, image tower and policy at tiny size, SmolLM2 at its real one.
 
 Usage: python tools/check_tensorrt_build.py [NAME...]
 
@@ -35,6 +35,8 @@ LIBRARIES = ("libcudart.so.*", "libtensorrt_rtx.so.*", "libtensorrt_onnxparser_r
 LIMITS = BuilderLimits(max_batch_size=4, max_input_len=64, max_kv_cache_capacity=128)
 WHOLE_BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}  # columns are cut into blocks of 32
 LEVELS = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}  # so that a tower takes pixels as they come
+POLICIES = ROOT / "test" / "action" / "reference"
+ROBOT = "libero_sim"  # of those that GR00T's tiny one knows
 TOWERS = ROOT / "test" / "reference" / "vision_families"
 SMOLLM2: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -53,9 +55,12 @@ SMOLLM2: dict[str, Any] = {
 }
 
 
-def cases() -> dict[str, tuple[Mapping[str, Any], str, str, BuilderLimits]]:
-    """(configuration, lowering, precision, limits) by name."""
-    found: dict[str, tuple[Mapping[str, Any], str, str, BuilderLimits]] = {}
+Case = tuple[Mapping[str, Any] | Path, str, str, BuilderLimits | None]
+
+
+def cases() -> dict[str, Case]:
+    """(configuration or folder of a policy, lowering, precision, limits) by name."""
+    found: dict[str, Case] = {}
     for family, config in TINY_FAMILIES.items():
         found[f"{family} fp32"] = (config, "tensorrt", "fp32", LIMITS)
         for precision in ("fp16", "bf16"):
@@ -74,6 +79,10 @@ def cases() -> dict[str, tuple[Mapping[str, Any], str, str, BuilderLimits]]:
         for lowering, label in (("tensorrt", "image"), ("tensorrt_legacy", "image legacy")):
             for precision in ("fp32", "fp16", "bf16"):
                 found[f"{path.parent.name} {label} {precision}"] = (config, lowering, precision, LIMITS)
+    for policy in ("smolvla", "pi0", "pi05", "groot"):
+        for precision in ("fp32", "fp16", "bf16"):
+            found[f"{policy} policy {precision}"] = (POLICIES / policy, "tensorrt", precision, None)
+        found[f"{policy} policy legacy fp16"] = (POLICIES / policy, "tensorrt_legacy", "fp16", None)
     return found
 
 
@@ -123,41 +132,51 @@ class Importer:
         return int(plan.nbytes)
 
 
-def _configuration(folder: Path, config: Mapping[str, Any]) -> Path:
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    (folder / "preprocessor_config.json").write_text(json.dumps(LEVELS), encoding="utf-8")
-    return folder
+def _checkpoint(folder: Path, source: Mapping[str, Any] | Path) -> tuple[Path, dict[str, Any]]:
+    """What an engine is built of, and how."""
+    if isinstance(source, Path):
+        settings = folder / "robot.yaml"
+        settings.write_text(f"embodiment: {ROBOT}\n", encoding="utf-8")
+        return source, {"policy_settings": settings if source.name == "groot" else None}
+    if "vision_config" in source:
+        (folder / "config.json").write_text(json.dumps(source), encoding="utf-8")
+        (folder / "preprocessor_config.json").write_text(json.dumps(LEVELS), encoding="utf-8")
+        return folder, {"random_seed": 0}
+    return write_random_checkpoint(folder / "checkpoint", source), {}
 
 
 def check(
-    importer: Importer, name: str, config: Mapping[str, Any], lowering: str, precision: str, limits: BuilderLimits
+    importer: Importer,
+    name: str,
+    source: Mapping[str, Any] | Path,
+    lowering: str,
+    precision: str,
+    limits: BuilderLimits | None,
 ) -> bool:
-    """Write the graph, build it, and say how it went."""
+    """Write the graphs, build each, and say how it went."""
     with tempfile.TemporaryDirectory(prefix="edgellm-tensorrt-") as folder:
         started = time.monotonic()
-        images = "vision_config" in config
-        checkpoint = _configuration(Path(folder), config) if images else write_random_checkpoint(
-            Path(folder) / "checkpoint", config
-        )  # fmt: skip
+        checkpoint, options = _checkpoint(Path(folder), source)
         engine = build_engine(
             checkpoint,
             Path(folder) / "engine",
             precision=precision,
             limits=limits,
             lowering=lowering,
-            random_seed=0 if images else None,
             calibrate=False,  # random weights, and no engine library to run them
+            **options,
         )
         written = time.monotonic()
         try:
             targets = plan_graphs(open_engine_directory(engine))
-            size = sum(importer.build(target) for target in (targets[1:] if images else targets))
+            built = targets[1:] if "random_seed" in options else targets  # the text model is another case
+            size = sum(importer.build(target) for target in built)
         except ValueError as error:
             print(f"  {name}: REFUSED: {error}", flush=True)
             return False
         print(
-            f"  {name}: graph written in {written - started:.1f} s, built in {time.monotonic() - written:.1f} s, "
-            f"{size / 1e6:.1f} MB",
+            f"  {name}: {len(built)} written in {written - started:.1f} s, built in "
+            f"{time.monotonic() - written:.1f} s, {size / 1e6:.1f} MB",
             flush=True,
         )
         return True

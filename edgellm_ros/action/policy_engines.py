@@ -25,12 +25,15 @@ class PolicyEngines(ActionEngine):
     def __init__(self, directory: Path, manifest: PolicyManifest, backend: Backend) -> None:
         super().__init__(directory, manifest, backend)
         height, across = manifest.image_size
-        centred = manifest.image_fit is ImageFit.PAD_CENTRE
-        self._fit = LetterboxProcessor(height, across, centred, manifest.image_tokens)
+        centred, smooth = (
+            manifest.image_fit is not ImageFit.PAD_LEFT_TOP,
+            manifest.image_fit is ImageFit.PAD_CENTRE_SMOOTH,
+        )
+        self._fit = LetterboxProcessor(height, across, centred, manifest.image_tokens, smooth)
         self._visual = backend.open_engine(directory / VISUAL_DIRECTORY / VISUAL_GRAPH_FILE)
         self._prefix = backend.open_engine(self._directory / PREFIX_GRAPH_FILE)
         self._embeddings = backend.open_embeddings(directory / EMBEDDING_FILE, scale=manifest.text_scale)
-        self._cameras, cameras, width = 0, len(manifest.cameras), self._embeddings.shape[1]
+        self._cameras, cameras, width = 0, len(manifest.seen_cameras), self._embeddings.shape[1]
         self._image_rows = manifest.image_tokens
         self._state_in_prefix = int(manifest.state_input is StateInput.PREFIX_TOKEN)
         self.longest_prefix = cameras * manifest.image_tokens + manifest.prompt_tokens + self._state_in_prefix

@@ -16,10 +16,13 @@ from typing import Any
 import numpy as np
 
 from ..engine_format import ACTION_DIRECTORY as ACTION_DIRECTORY
-from ..errors import EngineDirectoryError, ObservationError, PolicyError
+from ..errors import EngineDirectoryError, PolicyError
 from ..json_values import finite_number, plain_text, read_json, shown, whole_number
+from .camera_slots import CameraSlot as CameraSlot
+from .camera_slots import filled_slots
 from .driving import Driving
 from .normalization import Normalization
+from .robot_adapter import ADAPTERS, RobotAdapter
 from .solver import MAX_DENOISE_STEPS, FlowDirection
 from .time_embedding import Waves
 
@@ -32,6 +35,7 @@ class ActionMeaning(str, Enum):
 
     JOINT_POSITION = "joint_position"
     JOINT_DELTA = "joint_delta"
+    JOINT_VELOCITY = "joint_velocity"
     DELTA_POSE = "delta_pose"
     TWIST = "twist"
     ACCELERATION_CURVATURE = "acceleration_curvature"
@@ -74,6 +78,7 @@ class ImageFit(str, Enum):
 
     PAD_LEFT_TOP = "pad_left_top"  # aspect kept, zeros on the left and top (SmolVLA)
     PAD_CENTRE = "pad_centre"  # aspect kept, zeros around (pi0, pi0.5)
+    PAD_CENTRE_SMOOTH = "pad_centre_smooth"  # the same, antialiased and rounded to 8 bits (openpi)
     PROCESSOR = "processor"  # as the language model's own image processor does
 
 
@@ -113,19 +118,6 @@ class Dimensions:
 
 
 @dataclass(frozen=True)
-class CameraSlot:
-    """One camera: ``key`` is its full name in the checkpoint, ``name`` the last component of it."""
-
-    key: str
-    required: bool = True
-
-    @property
-    def name(self) -> str:
-        """As topics and files call it."""
-        return self.key.rsplit(".", 1)[-1]
-
-
-@dataclass(frozen=True)
 class PolicyManifest:
     """See the module. ``horizon`` rows of ``step_time`` seconds; ``denoise_steps`` is the checkpoint's own number."""
 
@@ -161,6 +153,8 @@ class PolicyManifest:
     network_rows: int = 0  # that the network denoises; those behind the horizon are not used; 0: the horizon
     image_crop: float = 1.0  # share of either side that is kept around the middle of a picture
     plain_words: bool = False  # the task is read in small letters without signs
+    spaced_words: bool = False  # underscores and line ends in the task are read as blanks
+    adapter: str = ""  # between the robot's numbers and those that the policy was trained on, by its name
     embodiment: str = ""  # which of a checkpoint's robots this is
     driving: Driving | None = None  # of policies that reason in words and plan a path
     fingerprint: str = ""
@@ -201,6 +195,13 @@ class PolicyManifest:
                 f"{POLICY_FILE}: delta_dimensions is {self.delta_dimensions}; want indices of state and action."
             )
 
+        adapter = ADAPTERS.get(self.adapter)
+        if adapter is None or any(adapter.width not in (0, part.width) for part in (self.state, self.action)):
+            raise PolicyError(
+                f"{POLICY_FILE} has the adapter {shown(self.adapter)} for {self.state.width} and {self.action.width} "
+                f"dimensions; want one of {', '.join(filter(None, ADAPTERS))} with its own number of them, or none."
+            )
+
     @property
     def rows(self) -> int:
         """That the network denoises."""
@@ -212,18 +213,17 @@ class PolicyManifest:
 
     def present_cameras(self, given: Sequence[str]) -> tuple[CameraSlot, ...]:
         """The slots that ``given`` fills, in order. :raises ObservationError: a camera is missing or unknown."""
-        wanted = ", ".join(slot.name for slot in self.cameras)
-        unknown = [name for name in given if self.camera(name) is None]
-        if unknown:
-            raise ObservationError(f"the policy has no camera {unknown[0]!r}; its cameras are {wanted}: rename it.")
-        filled = tuple(slot for slot in self.cameras if slot.name in given or slot.key in given)
-        missing = [slot.name for slot in self.cameras if slot.required and slot not in filled]
-        if len(missing) > self.empty_cameras or not filled:
-            raise ObservationError(
-                f"camera {(missing or [wanted])[0]!r} is missing (given: {', '.join(given) or 'none'}); the policy "
-                "needs it."
-            )
-        return filled
+        return filled_slots(self.cameras, given, self.empty_cameras)
+
+    @property
+    def seen_cameras(self) -> tuple[CameraSlot, ...]:
+        """Those that the policy looks at."""
+        return tuple(slot for slot in self.cameras if not slot.ignored)
+
+    @property
+    def robot(self) -> RobotAdapter:
+        """What lies between the robot's numbers and the policy's."""
+        return ADAPTERS[self.adapter]
 
     def to_json(self) -> dict[str, Any]:
         """The file's content; ``from_json`` reads it back to an equal object."""
@@ -255,7 +255,8 @@ class PolicyManifest:
                     Normalization.from_json(part["normalization"]),
                 )
             found["cameras"] = tuple(
-                CameraSlot(plain_text(row["key"]), bool(row["required"])) for row in found["cameras"]
+                CameraSlot(plain_text(row["key"]), bool(row["required"]), bool(row["ignored"]))
+                for row in found["cameras"]
             )
             for key, kind in _ENUMS.items():
                 found[key] = kind(found[key])
@@ -264,7 +265,7 @@ class PolicyManifest:
             if found["driving"] is not None:
                 found["driving"] = Driving.from_json(found["driving"])
             found["time_waves"] = tuple(Waves(**wave) for wave in found["time_waves"])
-            for key in ("family", "policy", "prompt_format", "embodiment", "fingerprint"):
+            for key in ("family", "policy", "prompt_format", "adapter", "embodiment", "fingerprint"):
                 found[key] = str(found[key])
             return cls(**found)
         except PolicyError:

@@ -84,7 +84,7 @@ class PolicyRuntime:
         driving = manifest.driving
         shape = (height, width, 3) if driving is None else (driving.frames, height, width, 3)
         still = None if driving is None else np.zeros((driving.history.points, 3))
-        middle = manifest.state.normalization.unnormalize(np.zeros(manifest.state.width))
+        middle = manifest.robot.state_to_robot(manifest.state.normalization.unnormalize(np.zeros(manifest.state.width)))
         images = {slot.name: np.zeros(shape, np.uint8) for slot in manifest.cameras}
         self.compute(Observation(images, middle, history=still), "wait", denoise_steps=1)
 
@@ -145,7 +145,7 @@ class PolicyRuntime:
         :raises ChunkError: the chunk holds NaN or infinity.
         """
         manifest, started = self.manifest, time.perf_counter()
-        state = check_state(observation.state, manifest)
+        state = manifest.robot.state_to_policy(check_state(observation.state, manifest))
         pictures = check_images(observation.images, manifest)
         normalised = manifest.state.normalization.normalize(state)
         ids = self.encode_task(task, normalised)
@@ -270,9 +270,9 @@ class PolicyRuntime:
     def _committed(self, rows: np.ndarray, state: np.ndarray) -> np.ndarray:
         """Robot units as the network's numbers, float32 [n,padded]."""
         action = self.manifest.action
-        values = np.array(rows, dtype=np.float64)
-        if values.size == 0:
+        if np.size(rows) == 0:
             return np.empty((0, action.padded), np.float32)
+        values = self.manifest.robot.actions_to_policy(rows)
         for index in self.manifest.delta_dimensions:
             values[:, index] -= state[index]
         return action.pad(action.normalization.normalize(values))
@@ -283,6 +283,7 @@ class PolicyRuntime:
         rows = action.normalization.unnormalize(result).astype(np.float64)
         for index in self.manifest.delta_dimensions:
             rows[:, index] += state[index]
+        rows = self.manifest.robot.actions_to_robot(rows)
         check_finite(rows, action.names)
         return rows if self.manifest.driving is None else self.manifest.driving.limited(rows)
 

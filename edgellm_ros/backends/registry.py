@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 import logging
 
-from ..engine_format import PLAN_FILE, EngineDirectory
+from ..engine_format import EngineDirectory
 from ..errors import BackendError, EdgeLLMError, MissingPackageError
 from .base import Backend
+from .cuda.plan_file import main_plan
 
 _log = logging.getLogger(__name__)
 
@@ -85,8 +86,10 @@ def _open_first(directory: EngineDirectory, threads: int, passed_over: list[str]
 def _obstacle(name: str, directory: EngineDirectory) -> str:
     """Why a directory cannot run on a backend whatever the machine; empty where nothing speaks against it."""
     manifest = directory.manifest
-    if name == "tensorrt" and not (directory.path / PLAN_FILE).is_file():
-        return f"the engine directory has no {PLAN_FILE}; make one with 'edgellm build ... --plan' on this machine."
+    plan = main_plan(directory.path)
+    if name == "tensorrt" and not plan.is_file():
+        shown = plan.relative_to(directory.path)
+        return f"the engine directory has no {shown}; make one with 'edgellm build ... --plan' on this machine."
     if name == "onnxruntime_cuda" and manifest.lowering == "onnxruntime" and manifest.precision != "fp16":
         return f"attention of an {manifest.precision} graph is for the CPU; build it with '--precision fp16' for a GPU."
     return ""

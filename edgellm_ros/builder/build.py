@@ -162,6 +162,7 @@ def build_engine(
     vision_precision: str | None = None,
     text_only: bool = False,
     policy_settings: Path | None = None,
+    policy_contract: str | None = None,
     calibrate: bool = True,
     weightless: bool = False,
 ) -> Path:
@@ -177,7 +178,8 @@ def build_engine(
 
     A vision-language model gets its image tower under ``visual``, at ``vision_precision`` (fp32, fp16 or int8; that of
     the text, int8 where the text has fewer bits), unless it is ``text_only``. A policy gets its action engines under
-    ``action``, at the precision of the image tower; ``policy_settings`` is a YAML file that names its numbers.
+    ``action``, at the precision of the image tower; ``policy_settings`` is a YAML file that names its numbers, and
+    ``policy_contract`` the robot that a checkpoint of openpi is for.
 
     :raises CheckpointError: the checkpoint or a setting is refused.
     :raises EngineDirectoryError: ``output`` cannot be written.
@@ -197,7 +199,7 @@ def build_engine(
             lora=lora,
             vision_precision_name=vision_precision,
             text_only=text_only,
-            policy_settings=read_policy_settings(policy_settings),
+            policy_settings=read_policy_settings(policy_settings, policy_contract),
             calibrate=calibrate and random_seed is None,
             weightless=weightless,
         )

@@ -77,6 +77,7 @@ def check_build(
     random_seed: int | None = None,
     calibrate: bool = True,
     policy_settings: Path | None = None,
+    policy_contract: str | None = None,
     vision_precision: str | None = None,
     **settings: Any,
 ) -> BuildCheck:
@@ -92,7 +93,7 @@ def check_build(
         plan = plan_build(
             checkpoint,
             calibrate=calibrate and random_seed is None,
-            policy_settings=read_policy_settings(policy_settings),
+            policy_settings=read_policy_settings(policy_settings, policy_contract),
             vision_precision_name=vision_precision,
             **settings,
         )

@@ -1,22 +1,23 @@
 """Which graphs of an engine directory a TensorRT plan is compiled of, and for which shapes.
 
 The language model has two optimisation profiles: any chunk (prefill), and one position a row (decode); the image tower
-has one for each number of images that share a call.
+has one for each number of images that share a call, and one for the cameras of a policy, whose own graphs have one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ..engine_format import GRAPH_FILE, VISUAL_DIRECTORY, BuilderLimits, EngineDirectory
+from ..action.action_engine import ACTION_GRAPH_FILE
+from ..action.policy_manifest import read_policy_manifest
+from ..engine_format import ACTION_DIRECTORY, GRAPH_FILE, VISUAL_DIRECTORY, BuilderLimits, EngineDirectory
 from ..vision.visual_directory import open_visual_directory
-from .plan_profiles import Ranges, Shape, profile_ranges
+from .plan_profiles import Profile, profile_ranges
+from .policy_profiles import policy_profile, policy_tower_profile
 from .visual_profiles import visual_profiles, visual_ranges
-
-Profile = Callable[[str, Shape], Ranges]  # an input's name and shape, -1 where it varies, to what it is compiled for
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ def plan_graphs(directory: EngineDirectory) -> list[PlanGraph]:
     """Every graph of an engine directory that a plan is compiled of.
 
     :raises EngineDirectoryError: the directory ``visual`` fails a check.
+    :raises CheckpointError: it holds a policy that has no plans.
     """
     limits = directory.config.limits
     noted = {
@@ -56,6 +58,14 @@ def plan_graphs(directory: EngineDirectory) -> list[PlanGraph]:
     if (directory.path / VISUAL_DIRECTORY).is_dir():
         visual = open_visual_directory(directory.path / VISUAL_DIRECTORY)
         sizes = visual_profiles(visual.tower, limits.max_input_len)
-        profiles = tuple(partial(visual_ranges, sizes=each) for each in sizes)
+        profiles: tuple[Profile, ...] = tuple(partial(visual_ranges, sizes=each) for each in sizes)
+        actions = directory.path / ACTION_DIRECTORY
+        manifest = read_policy_manifest(actions) if actions.is_dir() else None
+        if manifest is not None:
+            profiles = (*(profiles if found else ()), policy_tower_profile(manifest, visual.tower))
         found.append(PlanGraph(visual.graph, visual.manifest.precision, noted, profiles))
+        if manifest is not None:
+            graphs = sorted(actions.glob("*.onnx"), key=lambda graph: graph.name == ACTION_GRAPH_FILE)  # main one last
+            profile = policy_profile(manifest)
+            found += [PlanGraph(graph, visual.manifest.precision, {}, (profile,)) for graph in graphs]
     return found

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..adapter_format import MASK
 from ..engine_format import BuilderLimits
 from ..errors import BackendError
 
 Shape = tuple[int, ...]
 Ranges = tuple[Shape, Shape, Shape]  # smallest, most usual, largest
+Profile = Callable[[str, Shape], Ranges]  # an input's name and shape, -1 where it varies, to what it is compiled for
 _USUAL_CHUNK = 128
 _USUAL_PREFIX = 512
 

@@ -70,6 +70,13 @@ def plan_policy(
     :raises CheckpointError: the policy is of a kind that is not built, or a file is missing or disagrees with another.
     """
     family, settings = find_family(checkpoint.kind), settings or PolicySettings()
+    if settings.contract and settings.contract not in family.contracts:
+        wanted = (
+            f"one of {', '.join(family.contracts)}" if family.contracts else "none: its own files say what it takes"
+        )
+        raise CheckpointError(
+            f"the contract {settings.contract!r} is named for a policy of type {checkpoint.kind!r}; want {wanted}."
+        )
     model = family.parse(checkpoint, settings)
     weights = _weights(checkpoint, family, model.tensors())
     graphs = {}

@@ -13,6 +13,7 @@ from ..action.normalization import IDENTITY, EpsilonRule, Normalization, Normali
 from ..errors import CheckpointError, PolicyError
 from .checkpoint import Checkpoint
 from .huggingface_checkpoint import CONFIG, PROCESSOR_FILES, HuggingFaceCheckpoint, read_bytes, read_json_object
+from .openpi_layout import is_openpi, refuse_other_layouts, statistics_files
 from .safetensors_file import SafetensorsFile
 
 LANGUAGE_FOLDER = "vlm"
@@ -33,12 +34,16 @@ _MODES = {
 
 
 def is_policy(path: Path) -> bool:
-    """Whether a folder holds a policy: its configuration has lerobot's type and features, or is of a known kind."""
+    """Whether a folder holds a policy: its configuration has lerobot's type and features, or is of a known kind.
+
+    :raises CheckpointError: it holds a policy in files that cannot be read as they are.
+    """
+    refuse_other_layouts(path)
     if not (path / CONFIG).is_file():
         return False
     config = read_json_object(path / CONFIG)
     lerobot = isinstance(config.get("type"), str) and "output_features" in config
-    return lerobot or config.get("model_type") in RAW_KINDS
+    return lerobot or is_openpi(config) or config.get("model_type") in RAW_KINDS
 
 
 class PartCheckpoint:
@@ -87,7 +92,9 @@ class PolicyCheckpoint(HuggingFaceCheckpoint):
 
     @property
     def kind(self) -> str:
-        """The policy's type: smolvla, pi0, Gr00tN1d7, ..."""
+        """The policy's type: smolvla, pi0, openpi_pi0, Gr00tN1d7, ..."""
+        if is_openpi(self.config):
+            return "openpi_pi05" if "time_mlp_in.weight" in self.shapes else "openpi_pi0"
         return str(self.config.get("type") or self.config.get("model_type"))
 
     @property
@@ -138,6 +145,7 @@ class PolicyCheckpoint(HuggingFaceCheckpoint):
         """See ``Checkpoint.digest``; statistics and the language model's configuration count too."""
         checksum = hashlib.sha256(super().digest(progress).encode())
         beside = [self.path / LANGUAGE_FOLDER / name for name in (CONFIG, PREPROCESSOR)]
+        beside += statistics_files(self.path).values()
         for file in sorted([*self.path.glob("policy_*"), *map(self.path.joinpath, RAW_FILES), *beside]):
             if file.is_file():
                 checksum.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())

@@ -6,6 +6,7 @@
     step_time: 0.0333              # seconds from one action to the next
     optional_cameras: [wrist]      # which the policy can do without
     embodiment: libero_sim         # which robot, where a checkpoint is for several
+    contract: droid                # which robot, where a checkpoint of openpi does not say it
     state: {names: [shoulder, elbow], units: [rad, rad]}
     action: {names: [shoulder, elbow], units: [rad, rad]}
 
@@ -25,13 +26,16 @@ from ..json_values import finite_number, plain_text, shown
 
 DEFAULT_STEP_TIME = 1 / 30
 UNKNOWN_UNIT = "unknown"
-_KEYS = ("meaning", "step_time", "optional_cameras", "embodiment")
+_KEYS = ("meaning", "step_time", "optional_cameras", "embodiment", "contract")
 _PARTS = ("state", "action")
 
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """The file's content; empty names are filled with ``state_0``, ``action_0`` and so on."""
+    """The file's content; empty names are filled with ``state_0``, ``action_0`` and so on.
+
+    ``stated`` are the keys that the file has, whatever their values.
+    """
 
     meaning: ActionMeaning = ActionMeaning.UNKNOWN
     step_time: float = DEFAULT_STEP_TIME
@@ -39,6 +43,8 @@ class PolicySettings:
     units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     optional_cameras: tuple[str, ...] = ()
     embodiment: str = ""
+    contract: str = ""
+    stated: frozenset[str] = frozenset()
 
     def cameras(self, keys: Sequence[str]) -> tuple[CameraSlot, ...]:
         """A slot for each camera of a policy.
@@ -71,10 +77,15 @@ class PolicySettings:
         return names, units
 
 
-def read_policy_settings(path: Path | None) -> PolicySettings:
-    """:raises CheckpointError: the file is missing or no YAML, or a key is unknown or of the wrong kind."""
+def read_policy_settings(path: Path | None, contract: str | None = None) -> PolicySettings:
+    """The file's settings, and the ``contract`` that is named beside it.
+
+    :raises CheckpointError: the file is missing or no YAML, a key is unknown or of the wrong kind, or the file names
+        another contract.
+    """
+    named = contract or ""
     if path is None:
-        return PolicySettings()
+        return PolicySettings(contract=named)
     try:
         import yaml
     except ImportError:
@@ -96,10 +107,18 @@ def read_policy_settings(path: Path | None) -> PolicySettings:
             {part: units for part, (_, units) in parts.items()},
             _words("optional_cameras", content.get("optional_cameras")),
             plain_text(content.get("embodiment") or ""),
+            _contract(plain_text(content.get("contract") or ""), named),
+            frozenset(content),
         )
     except ValueError as error:
         meanings = ", ".join(row.value for row in ActionMeaning)
         raise CheckpointError(f"{path}: {error}; want one of {meanings}, seconds and lists of words.") from None
+
+
+def _contract(own: str, named: str) -> str:
+    if own and named and own != named:
+        raise ValueError(f"contract is {own} where {named} is asked for")
+    return own or named
 
 
 def _part(name: str, content: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

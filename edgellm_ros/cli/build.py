@@ -92,6 +92,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy-settings", type=Path, metavar="YAML", help="names, units and meaning of a policy's numbers"
     )
+    parser.add_argument(
+        "--policy-contract", metavar="NAME", help="robot that a policy of openpi is for: libero, droid or aloha"
+    )
     parser.add_argument("--max-batch", type=int, help=f"sequences at a time (default: {DEFAULT_BATCH})")
     parser.add_argument("--max-input", type=int, help=f"tokens of a prompt (default: {DEFAULT_INPUT})")
     parser.add_argument(
@@ -186,6 +189,7 @@ def run(arguments: argparse.Namespace) -> int:
         "lora": _adapter_limits(arguments),
         "random_seed": arguments.seed if arguments.random_weights else None,
         "policy_settings": arguments.policy_settings,
+        "policy_contract": arguments.policy_contract,
     }
     if arguments.check:
         print("\n".join(check_build(arguments.checkpoint, arguments.output, **settings).lines()))

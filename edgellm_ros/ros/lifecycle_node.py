@@ -267,7 +267,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
             refuse_unseen(settings)
             self.parameters.unserved = unseen
             return
-        names = () if host.policy is None else [slot.name for slot in host.policy.manifest.cameras]
+        names = () if host.policy is None else [slot.name for slot in host.policy.manifest.seen_cameras]
         boxes = host.token_boxes if host.takes_images else None
         series = host.policy is not None and host.policy.manifest.driving is not None
         self.state.cameras = CameraInputs(self, settings, self.qos, self.warn, boxes, names, series)

@@ -161,6 +161,7 @@ def test_the_least_recent_of_many_shapes_are_let_go(engines):
         assert pins == [2 * 1 + 3]  # the loops of two and three steps that are kept, or of one: each run counts
 
 
+@pytest.mark.slow
 def test_memory_is_flat_over_a_thousand_chunks(engines):
     with Pretended(engines["smolvla"]) as gpu:
         random = np.random.default_rng(3)

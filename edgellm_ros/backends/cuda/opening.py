@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...engine_format import PLAN_FILE
 from .backend import CUDABackend
 from .memory_check import check_memory
 from .packages import load_onnxruntime
-from .plan_file import check_target
+from .plan_file import check_target, main_plan
 from .tensorrt_api import TensorRT
 
 
@@ -25,7 +24,7 @@ def open_cuda_backend(library: str, directory: Path | None = None) -> CUDABacken
     try:
         if directory is not None:
             if tensorrt is not None:
-                check_target(directory / PLAN_FILE, tensorrt.version, backend.device.architecture, backend.device.name)
+                check_target(main_plan(directory), tensorrt.version, backend.device.architecture, backend.device.name)
             check_memory(backend.device, directory, library)
     except BaseException:
         backend.close()

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...engine_format import ACTION_DIRECTORY, PLAN_FILE
 from ...errors import BackendError, EngineDirectoryError
 from ...json_values import read_json
 
@@ -25,6 +26,12 @@ _BLOCK = 1 << 22
 def plan_of(graph: Path) -> Path:
     """Where the plan of a graph lies."""
     return graph.with_suffix(PLAN_SUFFIX)
+
+
+def main_plan(directory: Path) -> Path:
+    """The plan without which an engine directory does not run under TensorRT: a policy's is that of its actions."""
+    actions = directory / ACTION_DIRECTORY
+    return actions / f"{ACTION_DIRECTORY}{PLAN_SUFFIX}" if actions.is_dir() else directory / PLAN_FILE
 
 
 def info_of(plan: Path) -> Path:

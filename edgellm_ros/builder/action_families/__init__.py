@@ -7,10 +7,11 @@ from .alpamayo_files import ALPAMAYO
 from .base import LanguagePart as LanguagePart
 from .base import PolicyFamily as PolicyFamily
 from .groot_files import GROOT
+from .openpi_files import OPENPI_PI0, OPENPI_PI05
 from .pi_files import PI0, PI05
 from .smolvla_files import SMOLVLA
 
-FAMILIES = (SMOLVLA, PI0, PI05, GROOT, ALPAMAYO)
+FAMILIES = (SMOLVLA, PI0, PI05, OPENPI_PI0, OPENPI_PI05, GROOT, ALPAMAYO)
 
 _FIXED = "it gives a chunk in one pass, without noise to take away"
 REASONS = {

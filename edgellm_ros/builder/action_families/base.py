@@ -44,3 +44,4 @@ class PolicyFamily:
     graphs: Mapping[str, Callable[[Layers, Any], None]]  # by file name
     manifest: Callable[[PolicyCheckpoint, Any, PolicySettings], PolicyManifest]
     language: Callable[[PolicyCheckpoint, Any], LanguagePart]
+    contracts: tuple[str, ...] = ()  # robots of which one is named, where files do not say which they are for

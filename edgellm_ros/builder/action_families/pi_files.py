@@ -31,7 +31,7 @@ LANGUAGE = f"{PALIGEMMA}model.language_model."
 HEAD = f"{PALIGEMMA}lm_head.weight"
 GEMMA_EXPERT = "paligemma_with_expert.gemma_expert."
 _PREFIXES = {pi.TEXT: LANGUAGE, pi.EXPERT: f"{GEMMA_EXPERT}model.", "": ""}
-PROMPT = "Task: {task}, State: {state};\nAction: "
+PROMPT, TASK = "Task: {task}, State: {state};\nAction: ", "{task}\n"
 
 _SIGLIP = {
     "model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
@@ -80,14 +80,22 @@ def may_be_left_out(stored: str) -> bool:
     return stored.startswith(PALIGEMMA) and not stored.startswith(f"{LANGUAGE}layers.")
 
 
-def parse(checkpoint: PolicyCheckpoint, settings: PolicySettings) -> pi.PiConfig:
-    """See ``PolicyFamily``."""
+def read_model(checkpoint: PolicyCheckpoint, config: Mapping[str, Any]) -> pi.PiConfig:
+    """The dimensions of a checkpoint whose own sizes ``config`` has, by lerobot's keys.
+
+    :raises CheckpointError: see ``pi.parse``.
+    """
     root, shapes = checkpoint.root, {}
     for name, shape in checkpoint.shapes.items():
         own = name.removeprefix(root)
         prefix = next((prefix for prefix in (pi.TEXT, pi.EXPERT) if own.startswith(_PREFIXES[prefix])), None)
         shapes[own if prefix is None else prefix + own.removeprefix(_PREFIXES[prefix])] = shape
-    model = pi.parse(checkpoint.config, _text(checkpoint), shapes)
+    return pi.parse(config, _text(checkpoint), shapes)
+
+
+def parse(checkpoint: PolicyCheckpoint, settings: PolicySettings) -> pi.PiConfig:
+    """See ``PolicyFamily``."""
+    model = read_model(checkpoint, checkpoint.config)
     wanted = "pi05" if model.adaptive else "pi0"
     if checkpoint.kind != wanted:
         raise CheckpointError(
@@ -116,11 +124,35 @@ def language(checkpoint: PolicyCheckpoint, model: pi.PiConfig) -> LanguagePart:
         "tie_word_embeddings": True,
     }
     part = PartCheckpoint(checkpoint, names, text, checkpoint.tokenizer_files(), {})
-    return LanguagePart(part, False, checkpoint.part(root + PALIGEMMA, whole), _tower(checkpoint, model))
+    return LanguagePart(part, False, checkpoint.part(root + PALIGEMMA, whole), tower(checkpoint, model))
 
 
-def _tower(checkpoint: PolicyCheckpoint, model: pi.PiConfig) -> Tower:
+def tower(checkpoint: PolicyCheckpoint, model: pi.PiConfig) -> Tower:
+    """The image tower of PaliGemma."""
     return parse_paligemma(_language(checkpoint), model.text.hidden_size)
+
+
+def flow_manifest(checkpoint: PolicyCheckpoint, model: pi.PiConfig, **rest: Any) -> PolicyManifest:
+    """The manifest of a policy of these families; ``rest`` is what a layout of files says.
+
+    :raises PolicyError: a value is out of range.
+    """
+    return PolicyManifest(
+        family="pi05" if model.adaptive else "pi0",
+        policy=checkpoint.source,
+        horizon=model.horizon,
+        image_tokens=tower(checkpoint, model).settings()["tokens_per_tile"],
+        handoff=Handoff.PREFIX_KV,
+        direction=FlowDirection.DOWN,
+        result=FlowResult.VELOCITY,
+        suffix_mask=SuffixMask.FULL if model.adaptive else SuffixMask.STATE_BLIND,
+        denoise_steps=model.steps,
+        time_waves=(Waves.of_periods(model.expert.hidden_size, model.min_period, model.max_period),),
+        text_scale=model.text.hidden_size**0.5,
+        rope_theta=pi.ROPE_THETA,
+        head_dim=model.expert.head_dim,
+        **rest,
+    )
 
 
 def manifest(checkpoint: PolicyCheckpoint, model: pi.PiConfig, settings: PolicySettings) -> PolicyManifest:
@@ -131,32 +163,22 @@ def manifest(checkpoint: PolicyCheckpoint, model: pi.PiConfig, settings: PolicyS
         raise CheckpointError(f"config.json has the image_resolution {sizes!r}; want height and width.")
     state, action = dimensions(checkpoint, settings, model.padded_state, model.padded_action)
     try:
-        return PolicyManifest(
-            family="pi05" if model.adaptive else "pi0",
-            policy=checkpoint.source,
+        return flow_manifest(
+            checkpoint,
+            model,
             state=state,
             action=action,
             meaning=settings.meaning,
-            horizon=model.horizon,
             execute_steps=whole_number(config, "n_action_steps", model.horizon),
             step_time=settings.step_time,
             cameras=settings.cameras(camera_keys(config)),
             image_size=(sizes[0], sizes[1]),
             image_fit=ImageFit.PAD_CENTRE,
-            image_tokens=_tower(checkpoint, model).settings()["tokens_per_tile"],
             empty_cameras=whole_number(config, "empty_cameras", 0, least=0),
-            handoff=Handoff.PREFIX_KV,
-            direction=FlowDirection.DOWN,
-            result=FlowResult.VELOCITY,
             state_input=StateInput.PROMPT_BINS if model.adaptive else StateInput.SUFFIX_TOKEN,
-            suffix_mask=SuffixMask.FULL if model.adaptive else SuffixMask.STATE_BLIND,
-            denoise_steps=model.steps,
-            time_waves=(Waves.of_periods(model.expert.hidden_size, model.min_period, model.max_period),),
-            text_scale=model.text.hidden_size**0.5,
-            rope_theta=pi.ROPE_THETA,
-            head_dim=model.expert.head_dim,
             prompt_tokens=whole_number(config, "tokenizer_max_length"),
-            prompt_format=PROMPT if model.adaptive else "{task}\n",
+            prompt_format=PROMPT if model.adaptive else TASK,
+            spaced_words=model.adaptive,
         )
     except PolicyError as error:
         raise CheckpointError(str(error)) from None

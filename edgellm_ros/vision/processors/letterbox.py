@@ -1,7 +1,7 @@
-"""The image step of robot policies: aspect kept, bilinear without antialiasing, the rest black.
+"""The image step of robot policies: aspect kept, bilinear, the rest black, which has the value -1.
 
-SmolVLA pads on the left and on top, pi0 and pi0.5 on both sides. Both blend 32-bit numbers, so there is no rounding
-to 8 bits, and both give black the value -1.
+SmolVLA pads on the left and on top, pi0 and pi0.5 on both sides. lerobot blends 32-bit numbers of four pixels, without
+rounding to 8 bits. openpi resizes as Pillow does: antialiased where a picture shrinks, and 8-bit.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ...json_values import shown, whole_number
 from ..opencv import opencv
 from ..processor import ProcessedImages, check_images
 from ..processor_settings import ProcessorSettings
+from ..resize import Filter, resize
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class LetterboxProcessor:
     width: int
     centred: bool  # the padding; False: all of it on the left and on top
     tokens_per_image: int
+    smooth: bool = False  # as Pillow resizes
 
     image_mark = ""  # a policy's prompt has no marks: cameras come first, in the order of its settings
     image_token = ""
@@ -69,10 +71,13 @@ class LetterboxProcessor:
         height, width = image.shape[:2]
         ratio = max(width / self.width, height / self.height)
         down, across = max(int(height / ratio), 1), max(int(width / ratio), 1)
-        blended = image.astype(np.float32)
-        if (down, across) != (height, width):
-            cv2 = opencv()
-            blended = cv2.resize(blended, (across, down), interpolation=cv2.INTER_LINEAR)
+        if self.smooth:
+            blended = resize(image, down, across, Filter.BILINEAR).astype(np.float32)
+        else:
+            blended = image.astype(np.float32)
+            if (down, across) != (height, width):
+                cv2 = opencv()
+                blended = cv2.resize(blended, (across, down), interpolation=cv2.INTER_LINEAR)
         share = 2 if self.centred else 1
         return blended, (self.height - down) // share, (self.width - across) // share
 
