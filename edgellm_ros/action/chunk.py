@@ -57,8 +57,8 @@ class ActionChunk:
 class ActionLimits:
     """What a chunk may ask of each dimension; an empty field sets no limit.
 
-    ``max_step`` bounds the change from row to row and from the robot's own position to the first row that it will
-    follow, in the dimension's unit.
+    ``max_step`` bounds the change from row to row, in the dimension's unit, and from what was followed before, or the
+    robot's own position, to the first row that it will follow.
     """
 
     lower: tuple[float, ...] = ()
@@ -87,10 +87,16 @@ def check_finite(rows: np.ndarray, names: Sequence[str]) -> None:
         )
 
 
-def check_limits(rows: np.ndarray, names: Sequence[str], limits: ActionLimits, start: np.ndarray | None = None) -> None:
-    """Refuse rows that leave the limits; ``start`` [A] is where the robot is, or None where rows are no positions.
+def check_limits(
+    rows: np.ndarray,
+    names: Sequence[str],
+    limits: ActionLimits,
+    start: np.ndarray | None = None,
+    what: str = "the chunk",
+) -> None:
+    """Refuse rows that leave the limits; ``start`` [A] is what comes before the first row, or None where nothing does.
 
-    :raises ChunkError: the sentence names the dimension, the row, what was asked and what is allowed.
+    :raises ChunkError: the sentence names the dimension, the row of ``what``, what was asked and what is allowed.
     """
     limits.check_width(rows.shape[1])
     for bound, beyond, word in (
@@ -98,20 +104,20 @@ def check_limits(rows: np.ndarray, names: Sequence[str], limits: ActionLimits, s
         (limits.upper, np.greater, "above its upper limit"),
     ):
         if bound:
-            _refuse(beyond(rows, np.asarray(bound)), rows, names, np.asarray(bound), word)
+            _refuse(beyond(rows, np.asarray(bound)), rows, names, np.asarray(bound), word, what)
     if limits.max_step:
         before = rows[:1] if start is None else np.asarray(start, dtype=np.float64)[None]
         steps = np.abs(np.diff(rows, axis=0, prepend=before))
         largest = np.asarray(limits.max_step)
-        _refuse(steps > largest, steps, names, largest, "a step larger than its limit")
+        _refuse(steps > largest, steps, names, largest, "a step larger than its limit", what)
 
 
-def _refuse(bad: np.ndarray, found: np.ndarray, names: Sequence[str], bound: np.ndarray, word: str) -> None:
+def _refuse(bad: np.ndarray, found: np.ndarray, names: Sequence[str], bound: np.ndarray, word: str, what: str) -> None:
     places = np.argwhere(bad)
     if len(places):
         row, column = (int(place) for place in places[0])
         raise ChunkError(
-            f"row {row} of the chunk takes {names[column]} to {found[row, column]:.6g}, {word} of {bound[column]:.6g}; "
+            f"row {row} of {what} takes {names[column]} to {found[row, column]:.6g}, {word} of {bound[column]:.6g}; "
             "it is dropped: check the policy's statistics or widen the limit.",
             RefusalCode.BAD_OBSERVATION,
         )

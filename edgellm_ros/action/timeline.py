@@ -6,6 +6,7 @@ the plan that runs; either way what comes out lies after ``now``, in strictly ri
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -69,6 +70,7 @@ class ChunkTimeline:
         self.blend_steps = blend_steps
         self.decay = decay
         self._plan: Plan | None = None
+        self._rest = 0  # ns; since when the robot stands, where there is no plan
         self._heard: list[Plan] = []  # chunks that still speak of the future, oldest first; for ENSEMBLE
 
     @property
@@ -76,24 +78,37 @@ class ChunkTimeline:
         """What is being followed."""
         return self._plan
 
-    def clear(self) -> None:
-        """Forget everything: the robot holds, was paused, or time jumped. The next chunk is a first one."""
-        self._plan = None
+    def clear(self, since: int = 0) -> None:
+        """Forget everything: the robot holds, was paused, or time jumped.
+
+        A chunk of an observation from ``since`` (ns) on is a first one; what was seen before that, in motion, is not.
+        """
+        self._plan, self._rest = None, since
         self._heard.clear()
+
+    def take_over(self, other: ChunkTimeline) -> None:
+        """Go on from what is followed under other rules."""
+        self._plan, self._rest = other._plan, other._rest
+        self._heard = [] if other._plan is None else [other._plan]
 
     def running(self, now: int) -> bool:
         """True while a plan has rows due after ``now``."""
         return self._plan is not None and bool(self._plan.due[-1] > now)
 
-    def add(self, chunk: ActionChunk, now: int) -> Plan:
+    def add(
+        self, chunk: ActionChunk, now: int, check: Callable[[Plan, np.ndarray | None], None] = lambda plan, before: None
+    ) -> Plan:
         """What to follow from ``now`` (nanoseconds, the clock of the chunk's stamp) on.
 
         The first chunk after a start or ``clear`` is followed from its first row: its times count from ``now``,
         because nothing moved while it was computed.
 
+        :param check: is given the plan, and the row that was followed one step before it (None where none was); what
+            it raises leaves everything as it was.
         :raises ChunkError: every row of a later chunk was due before ``now``; the sentence says by how much.
         """
-        first = self._plan is None
+        old = self._plan
+        first = old is None and chunk.stamp >= self._rest
         due = chunk.due + (max(now - chunk.stamp, 0) if first else 0)
         rows = np.asarray(chunk.rows, dtype=np.float64)
         ahead = int(np.searchsorted(due, now, side="right"))
@@ -107,6 +122,7 @@ class ChunkTimeline:
             due, rows = due[: ahead + self.execute_steps], rows[: ahead + self.execute_steps]
         new = Plan(due[ahead:], rows[ahead:], ahead)
         joined = self._join(new)
+        check(joined, None if old is None else old.at(joined.due[:1] - chunk.step)[0])
         if self.splice is Splice.ENSEMBLE:
             self._heard = [plan for plan in self._heard if plan.due[-1] > now] + [new]
         self._plan = joined
@@ -121,7 +137,7 @@ class ChunkTimeline:
 
     def _join(self, new: Plan) -> Plan:
         old = self._plan
-        if old is None or self.splice in (Splice.REPLACE, Splice.RTC):
+        if old is None or old.due[-1] < new.due[0] or self.splice in (Splice.REPLACE, Splice.RTC):
             return new
         if self.splice is Splice.BLEND:
             shared = new.due <= old.due[-1]

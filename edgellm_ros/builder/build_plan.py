@@ -27,6 +27,7 @@ from .quantize import Precision
 from .quantize import precision as find_precision
 from .smoothing import Smoothing, smoothing
 from .text_checkpoint import text_checkpoint
+from .tokenizer_check import check_tokenizer_files
 from .vision_build import VisionPlan, find_vision_precision, plan_vision
 from .weight_bindings import weight_bindings
 from .weights import Weight, checkpoint_weight
@@ -230,6 +231,8 @@ def plan_build(
 
     calibrated = calibrate and (stored.bits == 4 or smoothed is not None)
     graph = make_graph(stored)
+    tokenizer_files = checkpoint.tokenizer_files()
+    check_tokenizer_files(tokenizer_files)
     engine_config = _engine_config(config, checkpoint.eos_token_ids, limits, stored, room[-1].format if room else None)
     if weightless:
         bindings = weight_bindings(checkpoint, graph, embedding)
@@ -240,7 +243,7 @@ def plan_build(
         graph_files=lay_out(graph, config.family),
         embedding=embedding,
         config=engine_config,
-        tokenizer_files=checkpoint.tokenizer_files(),
+        tokenizer_files=tokenizer_files,
         make_graph=make_graph,
         calibration=Calibration(config, used, stored) if calibrated else None,
         smoothing=smoothed,

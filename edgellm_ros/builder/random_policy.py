@@ -51,6 +51,7 @@ class RandomPolicyCheckpoint(PolicyCheckpoint):
         self._seed = check_seed(seed)
         self.path = file.parent
         self.config: Mapping[str, Any] = read_json_object(file)
+        self.shapes = {}
         family = find_family(self.kind)
         if self.kind not in _LANGUAGES:
             raise CheckpointError(

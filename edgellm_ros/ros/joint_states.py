@@ -44,6 +44,7 @@ class JointTracker:
         self._condition = threading.Condition(self._lock)
         self._states: deque[tuple[int, np.ndarray]] = deque(maxlen=KEPT)
         self._fault = ""  # what was wrong with the last message; empty after a good one
+        self._lost = False  # whether the robot said since then that it does not know where a joint is
 
     def add(self, names: Sequence[str], positions: Sequence[float], stamp: int, now: int) -> JointEvent:
         """Take a message, or turn it away and keep what there was; ``stamp`` and ``now`` in ns of the node's clock."""
@@ -60,6 +61,8 @@ class JointTracker:
             self._events[event] += 1
             if event is not JointEvent.OUT_OF_ORDER:
                 self._fault = sentence
+            if event in (JointEvent.TAKEN, JointEvent.NOT_FINITE):
+                self._lost = event is JointEvent.NOT_FINITE
         return event
 
     def _read(
@@ -89,14 +92,21 @@ class JointTracker:
     def state(self, now: int, max_age: float) -> tuple[np.ndarray, int]:
         """Positions [n] in the units of the messages, and their stamp in ns.
 
-        :raises ObservationError: nothing valid has come, or what has is older than ``max_age`` s (0 sets no limit).
+        :raises ObservationError: nothing valid has come, or what has is older than ``max_age`` s (0 sets no limit), of
+            a clock that went back, or was followed by a number that is not finite.
         """
         with self._lock:
-            newest, fault = self._states[-1] if self._states else None, self._fault
-        if newest is None:
+            newest, fault, lost = self._states[-1] if self._states else None, self._fault, self._lost
+        if newest is None or lost:
             raise ObservationError(fault or "No joint states have come yet; check the topic joint_states.")
         stamp, positions = newest
         age = (now - stamp) / NANOSECONDS
+        if now and age < -FUTURE:
+            raise ObservationError(
+                f"The newest joint states are stamped {-age:.2f} s ahead of this node's clock, which went back; wait "
+                "for new ones.",
+                RefusalCode.STALE_OBSERVATION,
+            )
         if max_age and age > max_age:
             raise ObservationError(
                 fault or f"The newest joint states are {age:.2f} s old; safety.max_state_age allows {max_age:g} s.",
@@ -121,7 +131,7 @@ class JointTracker:
         """Forget the positions: a clock jumped, or the node stopped."""
         with self._lock:
             self._states.clear()
-            self._fault = ""
+            self._fault, self._lost = "", False
 
     def events(self) -> dict[str, int]:
         """Messages by what became of them."""

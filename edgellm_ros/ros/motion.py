@@ -18,6 +18,7 @@ from ..action.chunk import NANOSECONDS, ActionChunk, ActionLimits, check_finite,
 from ..action.policy_manifest import ActionMeaning
 from ..action.timeline import ChunkTimeline, Plan
 from ..errors import ChunkError, Refusal, RefusalCode
+from .joint_states import FUTURE
 
 
 class ActionOutputs(Protocol):
@@ -70,9 +71,11 @@ class Motion:
         with self._lock:
             return dict(self._counts)
 
-    def begin(self, timeline: ChunkTimeline) -> int:
-        """Start anew under these rules; returns the epoch of the chunks to come."""
+    def begin(self, timeline: ChunkTimeline, now: int = 0) -> int:
+        """Go on under these rules, joined to what is followed at ``now``; returns the epoch of the chunks to come."""
         with self._lock:
+            if self.timeline.running(now):
+                timeline.take_over(self.timeline)
             self.timeline = timeline
             self._epoch += 1
             return self._epoch
@@ -95,15 +98,28 @@ class Motion:
             if epoch != self._epoch:
                 self._counts["dropped.cancelled"] += 1
                 return Refusal(RefusalCode.CANCELLED, "Motion was stopped while the chunk was computed; it is dropped.")
+            here = position if self._meaning is ActionMeaning.JOINT_POSITION else None
+
+            def check(plan: Plan, before: np.ndarray | None) -> None:
+                start = here if before is None else before
+                what = "what would be followed of the chunk" if plan.skipped else "the chunk"
+                check_limits(plan.rows, chunk.names, settings.limits, start, what)
+
             try:
+                if chunk.stamp > now + FUTURE * NANOSECONDS:
+                    ahead = (chunk.stamp - now) / NANOSECONDS
+                    raise ChunkError(
+                        f"the chunk's observation is stamped {ahead:.3f} s ahead of the clock, which went back; it is "
+                        "dropped.",
+                        RefusalCode.STALE_OBSERVATION,
+                    )
                 check_finite(chunk.rows, chunk.names)
-                start = position if self._meaning is ActionMeaning.JOINT_POSITION and self._held else None
-                check_limits(chunk.rows, chunk.names, settings.limits, start)
-                plan = self.timeline.add(chunk, now)
+                check_limits(chunk.rows, chunk.names, settings.limits)
+                plan = self.timeline.add(chunk, now, check)
             except ChunkError as error:
                 self._counts[f"dropped.{error.code.value}"] += 1
                 if error.code is not RefusalCode.LATE_CHUNK and settings.hold_on_fault:
-                    self._hold()
+                    self._hold(now)
                 refusal = error.refusal
             else:
                 self._counts["followed"] += 1
@@ -113,25 +129,34 @@ class Motion:
         self._on_stop(refusal)
         return refusal
 
-    def stop(self, refusal: Refusal, *, hold: bool = True) -> None:
-        """Stop at once: chunks on their way are dropped, and the robot is told to stay."""
+    def stop(self, refusal: Refusal) -> None:
+        """Stop at once: chunks on their way are dropped, and the robot is told to stay, whatever faults are to do."""
         with self._lock:
             self._epoch += 1
             held = self._held
-            if hold and not held:
+            if not held:
                 self._hold()
             self.timeline.clear()
-            self._held = True
         if not held:
             self._on_stop(refusal)
 
-    def fault(self, refusal: Refusal, *, hold: bool) -> None:
-        """An observation cannot be used: stay until one can, in the same epoch."""
+    def fault(self, refusal: Refusal, now: int = 0, *, hold: bool) -> None:
+        """An observation cannot be used: stay from ``now`` (ns; 0: long since) until one can, in the same epoch."""
         with self._lock:
             self._counts[f"fault.{refusal.code.value}"] += 1
             if hold and not self._held:
-                self._hold()
+                self._hold(now)
         self._on_stop(refusal)
+
+    def clock_jumped(self, refusal: Refusal) -> None:
+        """The clock went back, so no time of what is followed means anything: stay, and begin anew."""
+        with self._lock:
+            held = self._held
+            if not held:
+                self._hold()
+            self.timeline.clear()
+        if not held:
+            self._on_stop(refusal)
 
     def watch(self, now: int, *, hold: bool) -> bool:
         """Stop a robot whose plan ended with no fresh chunk to follow; True when that was so."""
@@ -141,7 +166,7 @@ class Motion:
             self._counts["starved"] += 1
             last = self.timeline.plan
             if hold:
-                self._hold()
+                self._hold(now)
             self._held = True
         late = 0.0 if last is None else (now - int(last.due[-1])) / NANOSECONDS
         self._on_stop(
@@ -153,7 +178,8 @@ class Motion:
         )
         return True
 
-    def _hold(self) -> None:
+    def _hold(self, now: int = 0) -> None:
         self._counts["holds"] += 1
         self._held = True
+        self.timeline.clear(now)
         self._outputs.publish_hold()

@@ -63,6 +63,11 @@ class OdometryTracker:
             self._events[event] += 1
         return event
 
+    def clear(self) -> None:
+        """Forget the poses: the clock began again."""
+        with self._condition:
+            self._poses.clear()
+
     def events(self) -> dict[str, int]:
         """Messages by what became of them."""
         with self._condition:

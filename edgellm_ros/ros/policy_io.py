@@ -10,11 +10,11 @@ from rclpy.clock import Clock, ClockType
 from rclpy.qos import QoSProfile, qos_profile_sensor_data
 from sensor_msgs.msg import JointState
 
-from ..errors import Refusal
+from ..errors import Refusal, RefusalCode
 from .action_publishers import ActionPublishers
 from .driving_inputs import DrivingInputs
 from .images import CameraInputs
-from .joint_states import NANOSECONDS, JointEvent, JointTracker
+from .joint_states import JUMP, NANOSECONDS, JointEvent, JointTracker
 from .motion import Motion
 from .odometry import OdometryEvent, OdometryTracker
 from .policy_run import PolicyRun
@@ -51,6 +51,7 @@ class PolicyIO:
             self.odometry = OdometryTracker()
             self._driving = DrivingInputs(cameras, self.odometry, driving, host.manifest.step_time)
             self._subscription = self._subscribe(Odometry, "odom", self._on_odometry, ODOMETRY_DEPTH)
+        self._clock = 0  # ns; the time at the last look
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._timer = node.create_timer(WATCH_PERIOD, node.guarded(self._watch), clock=steady)
 
@@ -89,7 +90,7 @@ class PolicyIO:
 
     def stop(self, refusal: Refusal) -> None:
         """Hold at once, whatever is being computed."""
-        self.motion.stop(refusal, hold=self._holds())
+        self.motion.stop(refusal)
 
     def values(self) -> dict[str, object]:
         """What diagnostics show."""
@@ -129,8 +130,25 @@ class PolicyIO:
             self._node.warn(f"odom {event.value}", f"A message on odom was turned away: {event.value}.")
 
     def _watch(self) -> None:
+        now, before = self.now(), self._clock
+        self._clock = now
+        if now < before - JUMP * NANOSECONDS:
+            self._forget_times((before - now) / NANOSECONDS)
         if not self.motion.moving or not self._node.bridge.load[0]:
             return
         action = self._node.parameters.settings().action
         if action.rate > 0 and action.fixed_delay < 0:  # a replay has no robot that could starve
-            self.motion.watch(self.now(), hold=self._holds())
+            self.motion.watch(now, hold=self._holds())
+
+    def _forget_times(self, back: float) -> None:
+        """The clock began again: what was seen, felt and planned before is of no known age."""
+        self.cameras.frames.clear()
+        self.joints.clear()
+        if self.odometry is not None:
+            self.odometry.clear()
+        self.motion.clock_jumped(
+            Refusal(
+                RefusalCode.STALE_OBSERVATION,
+                f"The clock went back by {back:.1f} s; the robot holds until there are new observations.",
+            )
+        )

@@ -110,6 +110,9 @@ class PolicyRun:
         """Run the task; True when it ended by itself or let itself be stopped."""
         try:
             self._run()
+        except Exception as error:
+            self._motion.stop(Refusal(RefusalCode.ENGINE_FAILED, f"The task failed ({type(error).__name__}: {error})."))
+            raise
         finally:
             self._handle.finish()
         return True
@@ -123,7 +126,7 @@ class PolicyRun:
 
     def _run(self) -> None:
         first = self._request.settings
-        epoch = self._motion.begin(_timeline(first))
+        epoch = self._motion.begin(_timeline(first), self._clock())
         while not self._handle.cancelled:
             # A task that runs on takes up what was changed meanwhile; a single chunk keeps what its prompt came with.
             settings = self._settings() if first.action.rate > 0 else first
@@ -135,7 +138,8 @@ class PolicyRun:
                 refusal = self._step(observation, settings, epoch)
             except EdgeLLMError as error:
                 refusal = error.refusal
-                self._motion.fault(refusal, hold=settings.safety.on_fault == "hold")
+                now = 0 if settings.action.fixed_delay >= 0 else self._clock()  # a replay has times of its own
+                self._motion.fault(refusal, now, hold=settings.safety.on_fault == "hold")
             if first.action.rate <= 0:
                 self._refusal = refusal
                 return
@@ -145,6 +149,7 @@ class PolicyRun:
                 self._handle.wait(max(0.0, 1.0 / first.action.rate - (time.monotonic() - begun)))
             if self._over(first):
                 self._refusal = Refusal(RefusalCode.DEADLINE, "The task ran out of its time (generation.timeout).")
+                self._motion.stop(self._refusal)
                 return
 
     def _over(self, settings: Settings) -> bool:
@@ -158,7 +163,12 @@ class PolicyRun:
         """
         if settings.action.pairing == "every":
             return self._next_observation(settings)
-        images = self._cameras.take(settings.images, stopped=lambda: self._handle.cancelled)
+        limit = self._request.settings.generation.timeout
+        images = self._cameras.take(
+            settings.images,
+            stopped=lambda: self._handle.cancelled,
+            deadline=self._request.started + limit if limit > 0 else float("inf"),
+        )
         if self._driving is not None:
             return self._driving.observation(images, settings.images)
         state, stamp = self._joints.state(self._clock(), settings.safety.max_state_age)
@@ -235,7 +245,7 @@ class PolicyRun:
         if not len(committed):
             return None, None
         expected = fixed_delay if fixed_delay >= 0 else max(self._latencies, default=0.0)
-        chunking = RealTimeChunking.expecting(expected, manifest.step_time, blend_steps, manifest.horizon)
+        chunking = RealTimeChunking.expecting(expected, manifest.step_time, blend_steps, len(committed))
         return chunking, committed
 
 

@@ -196,14 +196,19 @@ def newest_set(frames: Mapping[str, Sequence[Frame]], now: int, *, slop: float, 
             "use_sim_time is true and nothing came on /clock, so the age of images is unknown; play a bag with --clock "
             "or start the simulation.",
         )
-    if max_age:
-        for camera, kept in frames.items():
-            age = _seconds(now - kept[-1].stamp)
-            if age > max_age:
-                return NoFrames(
-                    Lack.STALE,
-                    f"The newest image from {camera} is {age:.2f} s old; images.max_age allows {max_age:g} s.",
-                )
+    for camera, kept in frames.items():
+        age = _seconds(now - kept[-1].stamp)
+        if now and age < -FUTURE:
+            return NoFrames(
+                Lack.STALE,
+                f"The newest image from {camera} is stamped {-age:.2f} s ahead of this node's clock, which went back; "
+                "wait for new ones.",
+            )
+        if max_age and age > max_age:
+            return NoFrames(
+                Lack.STALE,
+                f"The newest image from {camera} is {age:.2f} s old; images.max_age allows {max_age:g} s.",
+            )
     slowest = min(frames, key=lambda camera: frames[camera][-1].stamp)
     closest = float("inf")
     for anchor in reversed(frames[slowest]):

@@ -16,6 +16,9 @@ from .trajectory_follower import NANOSECONDS
 
 EPISODE = EPISODE_TICKS * TICK  # s
 MOVING = 2.0  # s for the arm to set off; before that, rest is not the end
+RESTING_CHUNKS = 2  # that leave the arm where it is: without them it rests because none came
+LEAST_CHUNKS = 20  # in an episode of full length; one on a machine that stalls goes on, but not for ever
+LONGEST = 4.0  # times the length of an episode
 ANSWER_TIMEOUT = 60.0  # s, of the wall
 _BETWEEN_SCORES = 0.3  # s
 
@@ -44,17 +47,22 @@ def act(
     limit: float = EPISODE,
     on_tick: Callable[[], None] = lambda: None,
 ) -> NodeEpisode:
-    """Have the node do a task until the arm rests, or for ``limit`` seconds of the world; then hold, and judge.
+    """Have the node do a task until its chunks let the arm rest, or for ``limit`` seconds of the world; then hold, and
+    judge.
 
     :raises EdgeLLMError: the world or the node does not answer.
     """
-    begun, told = client.now, len(client.reports)
+    begun, told, moved = client.now, len(client.reports), 0
     client.ask(task)
     while len(client.reports) == told:  # the node gave the task up
         spin_until(executor, lambda: len(client.reports) > told, _BETWEEN_SCORES)
         on_tick()
         passed = (client.now - begun) / NANOSECONDS
-        if passed >= limit or (passed >= MOVING and client.score(executor)["still"]):
+        if not client.score(executor)["still"]:
+            moved = len(client.seeds)
+        elif passed >= MOVING and len(client.seeds) >= moved + RESTING_CHUNKS:
+            break
+        if passed >= limit and (len(client.seeds) >= LEAST_CHUNKS or passed >= LONGEST * limit):
             break
     client.cancel()
     if not spin_until(executor, lambda: len(client.reports) > told, ANSWER_TIMEOUT):

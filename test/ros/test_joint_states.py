@@ -65,13 +65,36 @@ def test_positions_age(age):
         assert joints.state(later, 0.0)[0].tolist() == [1, 2, 3]
 
 
-def test_a_bad_message_ages_the_last_good_one_and_names_the_reason():
+def test_a_message_of_other_joints_ages_the_last_good_one_and_names_the_reason():
     joints = tracker()
     joints.add(NAMES, (1, 2, 3), NOW, NOW)
-    joints.add(NAMES, (1, math.nan, 3), NOW + 1, NOW + 1)
+    joints.add(NAMES[:2], (1, 2), NOW + 1, NOW + 1)  # of a driver for some of the joints
     assert joints.state(NOW + 1, 0.2)[0].tolist() == [1, 2, 3]
-    with pytest.raises(ObservationError, match="'lift' is nan"):
+    with pytest.raises(ObservationError, match="lack 'grip'"):
         joints.state(NOW + NANOSECONDS, 0.2)
+
+
+@pytest.mark.parametrize("max_age", [0.0, 0.2])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_joint_that_is_nowhere_counts_at_once_until_it_is_somewhere_again(bad, max_age):
+    joints = tracker()
+    joints.add(NAMES, (1, 2, 3), NOW, NOW)
+    joints.add(NAMES, (1, bad, 3), NOW + 1, NOW + 1)
+    joints.add(NAMES, (1, 2, 3), NOW, NOW + 1)  # a late one says nothing about now
+    with pytest.raises(ObservationError, match=f"'lift' is {bad}"):
+        joints.state(NOW + 1, max_age)
+    joints.add(NAMES, (4, 5, 6), NOW + 2, NOW + 2)
+    assert joints.state(NOW + 2, max_age)[0].tolist() == [4, 5, 6]
+
+
+@pytest.mark.parametrize("max_age", [0.0, 0.2])
+def test_positions_of_before_the_clock_went_back_are_of_no_known_age(max_age):
+    joints = tracker()
+    joints.add(NAMES, (1, 2, 3), NOW, NOW)
+    assert joints.state(NOW - NANOSECONDS // 20, max_age)[0].tolist() == [1, 2, 3]  # clocks of a robot may differ
+    with pytest.raises(ObservationError, match=r"60\.00 s ahead of this node's clock") as error:
+        joints.state(NOW - 60 * NANOSECONDS, max_age)
+    assert error.value.code is RefusalCode.STALE_OBSERVATION
 
 
 def test_a_late_message_clears_nothing_and_a_clock_that_began_again_starts_anew():

@@ -145,6 +145,63 @@ def test_an_observation_that_cannot_be_used_holds_in_the_same_epoch(motion, reco
     assert isinstance(motion.follow(chunk(START + 2 * STEP), FREE, START + 3 * STEP, epoch), Plan)
 
 
+def test_after_a_hold_what_was_seen_at_rest_is_followed_from_its_first_row_and_nothing_of_the_old_plan(recorder):
+    motion = Motion(recorder, ActionMeaning.JOINT_POSITION, lambda refusal: None)
+    motion.begin(ChunkTimeline(Splice.BLEND))
+    motion.follow(chunk(rows=200, value=9.0), FREE, START, motion.epoch)
+    motion.fault(PAUSE, START + 10 * STEP, hold=True)
+    in_motion = motion.follow(chunk(START + 9 * STEP), FREE, START + 13 * STEP, motion.epoch)
+    assert in_motion.skipped == 4 and np.allclose(in_motion.rows[0], chunk().rows[4])  # by time, and not blended
+    motion.fault(PAUSE, START + 14 * STEP, hold=True)
+    at_rest = motion.follow(chunk(START + 20 * STEP), FREE, START + 25 * STEP, motion.epoch)
+    assert at_rest.skipped == 0 and np.allclose(at_rest.rows, chunk().rows)
+
+
+@pytest.mark.parametrize("splice", list(Splice))
+def test_a_task_that_replaces_one_joins_what_is_still_followed(motion, recorder, splice):
+    motion.follow(chunk(rows=40), FREE, START, motion.epoch)
+    motion.begin(ChunkTimeline(splice), START + 2 * STEP)
+    plan = motion.follow(chunk(START + 2 * STEP, rows=40), FREE, START + 7 * STEP, motion.epoch)
+    assert plan.skipped == 5 and "hold" not in recorder.said  # no step back by the time that it took
+    motion.begin(ChunkTimeline(splice), START + 90 * STEP)  # the robot came to its end meanwhile
+    assert motion.follow(chunk(START + 90 * STEP), FREE, START + 95 * STEP, motion.epoch).skipped == 0
+
+
+def test_a_jump_from_one_plan_into_the_next_is_a_step_too(motion, recorder):
+    limits = MotionSettings(ActionLimits(max_step=(0.5, 0.5)))
+    motion.follow(chunk(rows=40, value=0.0), limits, START, motion.epoch)
+    refusal = motion.follow(chunk(START + STEP, rows=40, value=1.0), limits, START + 3 * STEP, motion.epoch)
+    assert "row 0 of what would be followed of the chunk takes pan to 1, a step larger" in refusal.message
+    assert recorder.said[-1] == "hold" and not motion.moving
+
+
+def test_a_robot_at_rest_does_not_jump_to_where_a_late_chunk_would_be(motion):
+    limits = MotionSettings(ActionLimits(max_step=(0.05, 0.05)))
+    motion.fault(PAUSE, START + 5 * STEP, hold=True)
+    motion.timeline.clear(START + 5 * STEP)
+    refusal = motion.follow(chunk(START), limits, START + 8 * STEP, motion.epoch, position=np.zeros(2))
+    assert "a step larger than its limit" in refusal.message
+    assert isinstance(motion.follow(chunk(START + 9 * STEP), limits, START + 12 * STEP, motion.epoch), Plan)
+
+
+def test_a_chunk_that_is_dropped_without_a_hold_leaves_the_plan_as_it_was(motion, recorder):
+    limits = MotionSettings(ActionLimits(max_step=(0.5, 0.5)), hold_on_fault=False)
+    plan = motion.follow(chunk(rows=40, value=0.0), limits, START, motion.epoch)
+    motion.follow(chunk(START + STEP, rows=40, value=1.0), limits, START + 3 * STEP, motion.epoch)
+    assert motion.timeline.plan is plan and motion.moving and recorder.said == [plan]
+
+
+def test_a_clock_that_went_back_holds_and_what_was_computed_before_is_dropped(motion, recorder, stops):
+    motion.follow(chunk(rows=40), FREE, START, motion.epoch)
+    back = START - 60 * NANOSECONDS
+    motion.clock_jumped(PAUSE)
+    assert recorder.said[-1] == "hold" and not motion.moving and stops == [PAUSE]
+    refusal = motion.follow(chunk(START + STEP), FREE, back, motion.epoch)
+    assert refusal.code is RefusalCode.STALE_OBSERVATION and "60.050 s ahead of the clock" in refusal.message
+    plan = motion.follow(chunk(back), FREE, back + STEP, motion.epoch)  # the task goes on in the new time
+    assert plan.skipped == 0 and plan.due[0] == back + 2 * STEP
+
+
 def test_a_fixed_delay_makes_the_plan_independent_of_the_clock(motion):
     fixed = MotionSettings(ActionLimits(), fixed_delay=0.1)
     motion.follow(chunk(), fixed, START + 99 * STEP, motion.epoch)

@@ -120,6 +120,15 @@ def test_frames_of_the_other_cameras_do_not_outlive_a_jump_of_the_clock():
     assert payloads(synchronizer.select(at(0.03), **RULE)) == ["a at 0.0", "b at 0.0"]
 
 
+@pytest.mark.parametrize("max_age", [0.0, 1.0])
+def test_frames_of_before_a_jump_do_not_count_even_until_the_first_one_after_it(max_age):
+    """SYN-3: nothing has come yet since the clock went back."""
+    synchronizer = filled("ab", ("a", 60.0), ("b", 60.0))
+    found = synchronizer.select(at(0.0), slop=0.05, max_age=max_age)
+    assert found.lack is Lack.STALE and "from a is stamped 60.00 s ahead of this node's clock" in found.sentence
+    assert payloads(synchronizer.select(at(59.95), slop=0.05, max_age=max_age))  # clocks of a robot may differ
+
+
 def test_stamps_that_jump_back_under_a_steady_clock_begin_again_for_that_camera():
     """SYN-3: a bag that loops, under system time and without a limit of age."""
     synchronizer = filled("a", ("a", 60.0), now=500.0)

@@ -1,0 +1,98 @@
+"""What goes wrong while a policy moves a robot: clocks, parameters, time limits, failures, hostile messages."""
+
+from __future__ import annotations
+
+import pytest
+import test_policy_node as policy_node
+from lifecycle_msgs.msg import Transition
+from rosgraph_msgs.msg import Clock
+
+from edgellm_ros.action.chunk import NANOSECONDS
+from edgellm_ros.ros.action_messages import time_message
+from edgellm_ros.ros.client import pairs
+
+engine, start = policy_node.engine, policy_node.start
+JOINTS, CAMERAS, TASK = policy_node.JOINTS, policy_node.CAMERAS, policy_node.TASK
+pictures, state, show = policy_node.pictures, policy_node.state, policy_node.show
+MOVING = {"action.rate": 10.0, "generation.timeout": 0.0}
+
+
+def move(bench, robot):
+    """A task that runs."""
+    show(bench, robot)
+    bench.client.ask(TASK)
+    bench.wait(lambda: robot.trajectories and robot.trajectories[-1].points, "the robot moves")
+
+
+def wait_hold(bench, robot):
+    bench.wait(lambda: robot.trajectories and not robot.trajectories[-1].points, "the robot holds")
+    assert not bench.node.state.policy.motion.moving
+
+
+@pytest.mark.parametrize("way", ["cancel", "disable", "deactivate"])
+def test_who_stops_the_robot_stops_it_even_where_faults_hold_nothing(start, way):
+    bench, robot = start({**MOVING, "safety.on_fault": "none"})
+    move(bench, robot)
+    if way == "cancel":
+        bench.client.cancel()
+    elif way == "disable":
+        bench.enable(False)
+    else:
+        assert bench.change(Transition.TRANSITION_DEACTIVATE)
+    wait_hold(bench, robot)
+
+
+def test_a_task_that_is_out_of_its_time_holds(start):
+    bench, robot = start({**MOVING, "generation.timeout": 1.0})
+    move(bench, robot)
+    bench.wait(lambda: bench.client.reports, "the task ends")
+    assert pairs(bench.client.reports[-1])["refusal_code"] == "deadline"
+    wait_hold(bench, robot)
+
+
+def test_a_prompt_that_waits_for_pictures_in_vain_ends_in_its_time(start):
+    bench, _robot = start({"images.on_missing": "wait", "generation.timeout": 0.5})
+    (report,) = bench.ask(TASK)
+    assert report["refusal_code"] == "deadline" and "waited for it in vain" in report["refusal"]
+
+
+def test_a_failure_nobody_foresaw_holds_the_robot_and_ends_the_task_with_a_sentence(start):
+    bench, robot = start(MOVING)
+    move(bench, robot)
+
+    def fail(*arguments, **options):
+        raise ZeroDivisionError("of a test")
+
+    bench.node.state.policy.host.runtime.compute = fail
+    bench.wait(lambda: bench.client.reports, "the task ends")
+    report = pairs(bench.client.reports[-1])
+    assert report["refusal_code"] == "engine_failed" and "ZeroDivisionError: of a test" in report["refusal"]
+    wait_hold(bench, robot)
+
+
+def test_a_clock_that_goes_back_holds_until_there_are_observations_of_the_new_time(start):
+    bench, robot = start({**MOVING, "use_sim_time": True, "images.max_age": 0.5, "safety.max_state_age": 0.5})
+    clock = bench.client.create_publisher(Clock, "/clock", 10)
+    bench.wait(lambda: clock.get_subscription_count(), "the node hears the clock")
+
+    def tick(seconds):
+        moment = round(seconds * NANOSECONDS)
+        clock.publish(Clock(clock=time_message(moment)))
+        bench.wait(lambda: bench.node.get_clock().now().nanoseconds == moment, "the node has the time")
+        return moment
+
+    show(bench, robot, tick(100.0))
+    bench.client.ask(TASK)
+    bench.wait(lambda: robot.trajectories and robot.trajectories[-1].points, "the robot moves")
+    moment = tick(40.0)
+    wait_hold(bench, robot)
+    held = len(robot.trajectories)
+    policy = bench.node.state.policy
+    bench.wait(lambda: policy.motion.counts().get("fault.no_images"), "it says what is missing")
+    assert len(robot.trajectories) == held
+    show(bench, robot, moment)
+    bench.wait(lambda: robot.trajectories[-1].points, "the robot moves again")
+    assert robot.trajectories[-1].header.stamp.sec == 40
+    tick(200.0)  # and what is old in a time that jumped ahead stops it again
+    wait_hold(bench, robot)
+    assert not bench.client.reports
