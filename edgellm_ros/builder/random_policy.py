@@ -55,7 +55,7 @@ class RandomPolicyCheckpoint(PolicyCheckpoint):
         family = find_family(self.kind)
         if self.kind not in _LANGUAGES:
             raise CheckpointError(
-                f"random weights were asked for a {self.kind}, whose config.json does not tell all sizes; they are "
+                f"random weights were asked for the policy {self.kind}, whose config.json does not tell all sizes; they are "
                 f"made for {', '.join(_LANGUAGES)}: give a checkpoint."
             )
         self._parts: list[RandomCheckpoint] = []
