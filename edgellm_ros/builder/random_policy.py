@@ -55,8 +55,8 @@ class RandomPolicyCheckpoint(PolicyCheckpoint):
         family = find_family(self.kind)
         if self.kind not in _LANGUAGES:
             raise CheckpointError(
-                f"random weights were asked for the policy {self.kind}, whose config.json does not tell all sizes; they are "
-                f"made for {', '.join(_LANGUAGES)}: give a checkpoint."
+                f"random weights were asked for the policy {self.kind}, whose config.json does not tell all sizes; "
+                f"they are made for {', '.join(_LANGUAGES)}: give a checkpoint."
             )
         self._parts: list[RandomCheckpoint] = []
         self.shapes = self._sizes_of_pi()
