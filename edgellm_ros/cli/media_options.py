@@ -96,7 +96,7 @@ def _video(path: Path, count: int) -> Any:
     if not 1 <= count <= MOST_FRAMES:
         raise RequestError(f"--video-frames is {count}; want a whole number from 1 to {MOST_FRAMES}.")
     cv2 = opencv()
-    if not path.is_file():
+    if not is_file(path):
         raise RequestError(f"--video {path} is no file; check the path.")
     capture = cv2.VideoCapture(str(path))
     try:
