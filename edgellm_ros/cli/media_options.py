@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RequestError
+from ..json_values import is_file
 
 MOST_FRAMES = 768
 
