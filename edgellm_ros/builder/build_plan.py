@@ -38,7 +38,7 @@ CAREFUL_SHARE = 12  # one in so many down projections keeps eight bits where the
 
 def dump_json(content: Mapping[str, object]) -> bytes:
     """As the JSON files of an engine directory are written."""
-    return json.dumps(content, indent=1, ensure_ascii=False).encode()
+    return json.dumps(content, indent=1, ensure_ascii=False).encode("utf-8", "replace")  # folders have any name
 
 
 @dataclass(frozen=True)
