@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RequestError
+from ..json_values import is_file
 
 MOST_FRAMES = 768
 
@@ -96,7 +97,7 @@ def _video(path: Path, count: int) -> Any:
     if not 1 <= count <= MOST_FRAMES:
         raise RequestError(f"--video-frames is {count}; want a whole number from 1 to {MOST_FRAMES}.")
     cv2 = opencv()
-    if not path.is_file():
+    if not is_file(path):
         raise RequestError(f"--video {path} is no file; check the path.")
     capture = cv2.VideoCapture(str(path))
     try:
