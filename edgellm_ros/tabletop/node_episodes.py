@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +16,9 @@ from .smoothness import CommandTrace
 from .trajectory_follower import NANOSECONDS
 
 EPISODE = EPISODE_TICKS * TICK  # s
-MOVING = 2.0  # s for the arm to set off; before that, rest is not the end
+MOVING = 2.0  # s from the first chunk for the arm to set off; before that, rest is not the end
 ANSWER_TIMEOUT = 60.0  # s, of the wall
+SILENCE = 10.0  # s, of the wall, without a word from the world
 _BETWEEN_SCORES = 0.3  # s
 
 
@@ -43,22 +45,35 @@ def act(
     *,
     limit: float = EPISODE,
     on_tick: Callable[[], None] = lambda: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> NodeEpisode:
-    """Have the node do a task until the arm rests, or for ``limit`` seconds of the world; then hold, and judge.
+    """Have the node do a task until the arm rests, for ``limit`` seconds of the world, or until it is ``stopped``.
+
+    Then it holds and is judged. What ``on_tick`` raises ends it without.
 
     :raises EdgeLLMError: the world or the node does not answer.
     """
-    begun, told = client.now, len(client.reports)
+    client.catch_up(executor)
+    begun, told, silent, heard = client.now, len(client.reports), time.monotonic(), client.now
+    chunks, moved = len(client.seeds), 0
     client.ask(task)
-    while len(client.reports) == told:  # the node gave the task up
+    while len(client.reports) == told and not stopped():  # the node may give the task up
         spin_until(executor, lambda: len(client.reports) > told, _BETWEEN_SCORES)
         on_tick()
-        passed = (client.now - begun) / NANOSECONDS
-        if passed >= limit or (passed >= MOVING and client.score(executor)["still"]):
+        if client.now != heard:
+            silent, heard = time.monotonic(), client.now
+        elif time.monotonic() - silent > SILENCE:
+            raise EdgeLLMError(
+                f"The tabletop said nothing for {SILENCE:g} s; see whether the world still runs.",
+                RefusalCode.NOT_ACTIVE,
+            )
+        if (client.now - begun) / NANOSECONDS >= limit:
+            break
+        moved = moved or (client.now if len(client.seeds) > chunks else 0)
+        if moved and (client.now - moved) / NANOSECONDS >= MOVING and client.score(executor)["still"]:
             break
     client.cancel()
-    if not spin_until(executor, lambda: len(client.reports) > told, ANSWER_TIMEOUT):
-        raise EdgeLLMError("The node does not report the end of its task; see its log.", RefusalCode.NOT_ACTIVE)
+    _wait_for_report(client, executor, told, on_tick, "The node does not report the end of its task; see its log.")
     held = client.now
     client.wait(executor, lambda: client.now - held > 1.1 * NANOSECONDS, ANSWER_TIMEOUT)
     score = client.score(executor)
@@ -67,17 +82,29 @@ def act(
     )
 
 
-def answer(client: TabletopClient, executor: Any, question: str) -> tuple[str, dict[str, str]]:
+def _wait_for_report(
+    client: TabletopClient, executor: Any, told: int, on_tick: Callable[[], None], sentence: str
+) -> None:
+    end = time.monotonic() + ANSWER_TIMEOUT
+    while not spin_until(executor, lambda: len(client.reports) > told, _BETWEEN_SCORES):
+        on_tick()
+        if time.monotonic() > end:
+            raise EdgeLLMError(sentence, RefusalCode.NOT_ACTIVE)
+
+
+def answer(
+    client: TabletopClient, executor: Any, question: str, *, on_tick: Callable[[], None] = lambda: None
+) -> tuple[str, dict[str, str]]:
     """The node's answer to a question about what it sees now, and its report; empty when it was refused.
+
+    ``on_tick`` is called while nothing comes; what it raises ends the wait.
 
     :raises EdgeLLMError: the node does not answer.
     """
     answered, told = len(client.responses), len(client.reports)
     client.ask(question)
-    if not spin_until(executor, lambda: len(client.reports) > told, ANSWER_TIMEOUT):
-        raise EdgeLLMError(
-            f"No answer came within {ANSWER_TIMEOUT:g} s; see the log of the node.", RefusalCode.NOT_ACTIVE
-        )
+    sentence = f"No answer came within {ANSWER_TIMEOUT:g} s; see the log of the node."
+    _wait_for_report(client, executor, told, on_tick, sentence)
     report = pairs(client.reports[-1])
     if report["refusal_code"]:
         return "", report
