@@ -6,8 +6,12 @@ A message is one sentence: what was found, what was wanted, what to do. Codes ar
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
+
+_LONGEST = 1200  # characters of a message; no sentence of this package has as many without what it quotes
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 class RefusalCode(str, Enum):
@@ -60,13 +64,22 @@ class Refusal:
         return f"{self.code.value}: {self.message}"
 
 
+def one_sentence(message: str) -> str:
+    """A message as one line that every log and terminal can carry, however long what it quotes is.
+
+    Its end stays, for there it says what to do.
+    """
+    text = _UNPRINTABLE.sub(lambda found: " " if found.group() in "\n\t\r" else "\ufffd", message)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 300]} ... {text[-295:]}"
+
+
 class EdgeLLMError(Exception):
     """Base of all errors of this package; ``code`` says which kind, ``str()`` is one sentence."""
 
     default_code = RefusalCode.BAD_REQUEST
 
     def __init__(self, message: str, code: RefusalCode | None = None) -> None:
-        super().__init__(message)
+        super().__init__(one_sentence(message))
         self.code = code or self.default_code
 
     @property

@@ -40,6 +40,30 @@ def finite_number(name: str, value: Any) -> float:
     raise ValueError(f"{name} is {shown(value)}; want a finite number")
 
 
+def is_positive(value: Any) -> bool:
+    """Whether it is a finite number above 0."""
+    try:
+        return finite_number("", value) > 0
+    except ValueError:
+        return False
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a regular file; a path that the system does not take is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder; a path that the system does not take is none."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def plain_text(value: Any) -> str:
     """A name as one line that every log, terminal and message can carry."""
     return _UNPRINTABLE.sub("\ufffd", str(value))
@@ -51,6 +75,7 @@ def shown(value: Any) -> str:
         text = repr(value)
     except ValueError:  # a whole number with more digits than Python writes out
         return "a number of thousands of digits"
+    text = plain_text(text)  # an array goes over several lines
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

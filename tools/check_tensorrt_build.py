@@ -34,6 +34,7 @@ PROVIDER = "onnxruntime_ep_nv_tensorrt_rtx"  # the package whose folder holds th
 LIBRARIES = ("libcudart.so.*", "libtensorrt_rtx.so.*", "libtensorrt_onnxparser_rtx.so.*")  # in the order they load
 LIMITS = BuilderLimits(max_batch_size=4, max_input_len=64, max_kv_cache_capacity=128)
 WHOLE_BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}  # columns are cut into blocks of 32
+LEVELS = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}  # so that a tower takes pixels as they come
 POLICIES = ROOT / "test" / "action" / "reference"
 ROBOT = "libero_sim"  # of those that GR00T's tiny one knows
 TOWERS = ROOT / "test" / "reference" / "vision_families"
@@ -139,6 +140,7 @@ def _checkpoint(folder: Path, source: Mapping[str, Any] | Path) -> tuple[Path, d
         return source, {"policy_settings": settings if source.name == "groot" else None}
     if "vision_config" in source:
         (folder / "config.json").write_text(json.dumps(source), encoding="utf-8")
+        (folder / "preprocessor_config.json").write_text(json.dumps(LEVELS), encoding="utf-8")
         return folder, {"random_seed": 0}
     return write_random_checkpoint(folder / "checkpoint", source), {}
 

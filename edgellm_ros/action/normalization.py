@@ -2,6 +2,8 @@
 
 Conventions differ in where their small number goes, and it matters where a dimension hardly varies: openpi adds it to
 every range in both directions, lerobot adds it to a deviation on the way in alone, and to a range only where that is 0.
+openpi computes in 64-bit numbers, the others in 32-bit ones, which decides into which bin a state falls that is read in
+words.
 """
 
 from __future__ import annotations
@@ -72,23 +74,23 @@ class Normalization:
         return len(self.low)
 
     def normalize(self, values: np.ndarray) -> np.ndarray:
-        """Robot units [..., n] as the network's numbers, float32 [..., n] (computed in float32, as networks' own are).
+        """Robot units [..., n] as the network's numbers [..., n]: float64 where the rule is ALWAYS, else float32.
 
         :raises PolicyError: n is not the number of statistics.
         """
         x = self._checked(values)
         if self.kind is NormalizationKind.IDENTITY:
             return x
-        scaled = (x - np.array(self.low, dtype=np.float32)) / self._divisor(forward=True)
+        scaled = (x - np.array(self.low, dtype=x.dtype)) / self._divisor(forward=True)
         if self.kind is NormalizationKind.RANGE:
-            scaled = scaled * np.float32(2) - np.float32(1)
+            scaled = scaled * x.dtype.type(2) - x.dtype.type(1)
         if self.rule is EpsilonRule.MIDDLE:
-            scaled = np.where(np.array(self._ranges()) == 0, np.float32(0), scaled)
+            scaled = np.where(np.array(self._ranges()) == 0, x.dtype.type(0), scaled)
         result: np.ndarray = np.clip(scaled, -1, 1) if self.clip else scaled
         return result
 
     def unnormalize(self, values: np.ndarray) -> np.ndarray:
-        """The network's numbers [..., n] in robot units, float32 [..., n].
+        """The network's numbers [..., n] in robot units [..., n], of the same type as ``normalize`` gives.
 
         :raises PolicyError: n is not the number of statistics.
         """
@@ -98,17 +100,22 @@ class Normalization:
         if self.clip:
             x = np.clip(x, -1, 1)
         if self.kind is NormalizationKind.RANGE:
-            x = (x + np.float32(1)) / np.float32(2)
-        result: np.ndarray = x * self._divisor(forward=False) + np.array(self.low, dtype=np.float32)
+            x = (x + x.dtype.type(1)) / x.dtype.type(2)
+        result: np.ndarray = x * self._divisor(forward=False) + np.array(self.low, dtype=x.dtype)
         return result
 
     def _checked(self, values: np.ndarray) -> np.ndarray:
-        x = np.asarray(values, dtype=np.float32)
+        x = np.asarray(values, dtype=self._number)
         if self.width and x.shape[-1:] != (self.width,):
             raise PolicyError(
                 f"values have shape {x.shape} where statistics are for {self.width} dimensions; they must agree."
             )
         return x
+
+    @property
+    def _number(self) -> type[np.floating[Any]]:
+        known = self.kind is not NormalizationKind.IDENTITY and self.rule is EpsilonRule.ALWAYS
+        return np.float64 if known else np.float32
 
     def _ranges(self) -> list[float]:
         if self.kind is NormalizationKind.MEAN_STD:
@@ -116,12 +123,12 @@ class Normalization:
         return [high - low for low, high in zip(self.low, self.high, strict=True)]
 
     def _divisor(self, *, forward: bool) -> np.ndarray:
-        divisor = np.array(self._ranges(), dtype=np.float32)
-        epsilon = np.float32(self.epsilon)
+        divisor = np.array(self._ranges(), dtype=self._number)
+        epsilon = divisor.dtype.type(self.epsilon)
         if self.rule is EpsilonRule.WHERE_ZERO:
             return np.where(divisor == 0, epsilon, divisor)
         if self.rule is EpsilonRule.MIDDLE:
-            return np.where(divisor == 0, np.float32(1), divisor) if forward else divisor
+            return np.where(divisor == 0, divisor.dtype.type(1), divisor) if forward else divisor
         return divisor + epsilon if forward or self.rule is EpsilonRule.ALWAYS else divisor
 
     def to_json(self) -> dict[str, Any]:

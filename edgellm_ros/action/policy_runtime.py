@@ -73,6 +73,11 @@ class PolicyRuntime:
         """What of a chunk's work the device replays, and why the rest is not recorded."""
         return self._engines.recordings
 
+    @property
+    def prefix_length(self) -> int:
+        """Rows that the actions of the last chunk looked at."""
+        return self._engines.prefix_length
+
     def set_action_noise_seed(self, seed: int) -> None:
         """Seed of every later chunk that is given none, int32. :raises RequestError: it is no int32."""
         self.noise_seed = check_noise_seed(seed)

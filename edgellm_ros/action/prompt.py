@@ -13,7 +13,8 @@ STATE_BINS = 256
 def state_bins(state: np.ndarray) -> np.ndarray:
     """int64 [n]: bins of a normalised state, 0 to 255 from -1 to 1; -1 below the range, as the models were trained."""
     edges = np.linspace(-1.0, 1.0, STATE_BINS + 1)[:-1]
-    return np.digitize(np.asarray(state, dtype=np.float32), bins=edges) - 1
+    bins: np.ndarray = np.digitize(np.asarray(state), bins=edges) - 1
+    return bins
 
 
 def prompt_text(manifest: PolicyManifest, task: str, state: np.ndarray | None) -> str:

@@ -77,19 +77,32 @@ def euler(
         yield state
 
 
+class Guidance(Enum):
+    """How strongly a velocity is corrected by the error of the end that it leads to, ``left`` of the way being to go.
+
+    ``STRAIGHT`` by 1 / left: a row of weight 1 goes straight from its noise to its target, as rows of the training data
+    do, so the network sees nothing new. ``LEROBOT`` by min((left^2 + done^2) / (done * left), max_guidance), which is
+    lerobot 0.6.1's: the correction of the paper with the network's Jacobian taken as the identity. Its first steps
+    overshoot, which costs success in closed loop.
+    """
+
+    STRAIGHT = "straight"
+    LEROBOT = "lerobot"
+
+
 @dataclass(frozen=True)
 class RealTimeChunking:
-    """Guides a new chunk towards what the robot is already committed to (Black et al., arXiv 2506.07339).
+    """Guides a new chunk towards what the robot is already committed to (after Black et al., arXiv 2506.07339).
 
-    In closed form: the network's Jacobian in the paper's correction is taken as the identity, as lerobot's own
-    implementation does in effect. ``delay`` actions at the start are held to the earlier chunk, and the pull fades out
-    by action ``horizon``.
+    In closed form, without a gradient of the network. ``delay`` actions at the start are held to the earlier chunk, and
+    the pull fades out by action ``horizon``.
     """
 
     delay: int
     horizon: int
     max_guidance: float = 10.0
     weights: ChunkWeights = ChunkWeights.LINEAR
+    guidance: Guidance = Guidance.STRAIGHT
 
     def __post_init__(self) -> None:
         if not 0 <= self.delay <= self.horizon:
@@ -101,12 +114,12 @@ class RealTimeChunking:
             raise PolicyError(f"max_guidance is {self.max_guidance}; want a number above 0.")
 
     @classmethod
-    def expecting(cls, seconds: float, step_time: float, fade: int, horizon: int) -> RealTimeChunking:
-        """For a chunk of ``horizon`` actions that is expected this long after its observation; ``fade`` actions later
-        the earlier chunk is let go.
+    def expecting(cls, seconds: float, step_time: float, fade: int, committed: int) -> RealTimeChunking:
+        """For a chunk that is expected this long after its observation; ``fade`` actions later the earlier chunk, which
+        has ``committed`` actions left, is let go.
         """
-        delay = min(math.ceil(seconds / step_time - 1e-9), horizon)
-        return cls(delay, min(delay + fade, horizon))
+        delay = min(math.ceil(seconds / step_time - 1e-9), committed)
+        return cls(delay, min(delay + fade, committed))
 
     def row_weights(self, rows: int) -> np.ndarray:
         """float32 [rows]: 1 for the delay, a ramp to the horizon, 0 after it."""
@@ -130,7 +143,7 @@ class RealTimeChunking:
         committed: np.ndarray,
         direction: FlowDirection = FlowDirection.DOWN,
     ) -> np.ndarray:
-        """The velocity with the pull towards ``committed``: normalised rows [n, A], zeros beyond n.
+        """The velocity with the pull towards ``committed``, normalised rows [n, A]; those beyond n are left alone.
 
         :param velocity: float32 [H, A], as the network gave it for ``state`` [H, A] at ``time``.
         """
@@ -140,9 +153,14 @@ class RealTimeChunking:
         target = np.zeros_like(state)
         rows = min(len(committed), len(state))
         target[:rows, : committed.shape[1]] = committed[:rows]
-        error = (target - (state + sign * np.float32(left) * velocity)) * self.row_weights(len(state))[:, None]
-        guidance = self.max_guidance
-        if done > 0.0 and left > 0.0:
-            guidance = min((left * left + done * done) / (done * left), self.max_guidance)
-        guided: np.ndarray = velocity + sign * np.float32(guidance) * error
+        weights = self.row_weights(len(state)) * (np.arange(len(state)) < rows)
+        error = (target - (state + sign * np.float32(left) * velocity)) * weights[:, None]
+        guided: np.ndarray = velocity + sign * np.float32(self._strength(left, done)) * error
         return guided
+
+    def _strength(self, left: float, done: float) -> float:
+        if self.guidance is Guidance.STRAIGHT:
+            return 1.0 / left if left > 0.0 else 0.0
+        if done > 0.0 and left > 0.0:
+            return min((left * left + done * done) / (done * left), self.max_guidance)
+        return self.max_guidance

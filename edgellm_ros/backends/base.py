@@ -20,6 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 # part of the seam for its users
+from .image_kernels import ImageKernels as ImageKernels
 from .values import CacheLayout as CacheLayout
 from .values import DataType as DataType
 from .values import EngineCapabilities as EngineCapabilities
@@ -278,6 +279,11 @@ class Backend(Protocol):
 
         Waits for the embeddings; the choice is on the host when it returns.
         """
+        ...
+
+    @property
+    def images(self) -> ImageKernels:
+        """What it does to images of bytes."""
         ...
 
     def euler_step(self, state: Tensor, velocity: Tensor, step: float) -> None:

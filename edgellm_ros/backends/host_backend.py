@@ -14,8 +14,10 @@ from . import host_rows
 from .base import DataType, Engine, RopeKind, Tensor, TokenSpan
 from .base import EmbeddingTable as EmbeddingTableProtocol
 from .host_embeddings import TENSOR_NAME, HostEmbeddingTable
+from .host_images import HostImages
 from .host_sampler import HostSampler
 from .host_tensor import HostReadback, HostTensor, aligned_zeros, host_array
+from .image_kernels import ImageKernels
 from .token_selection import select_tokens
 
 _FEW_POSITIONS = 64  # of a decode step, which looks its rotations up
@@ -91,6 +93,7 @@ class HostBackend:
         self._closed = False
         self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._bytes = {"tensors": 0, "caches": 0, "embeddings": 0}
+        self.images: ImageKernels = HostImages()
         self._rope_tables: dict[RopeKind, tuple[np.ndarray, np.ndarray]] = {}
 
     def _check_open(self) -> None:

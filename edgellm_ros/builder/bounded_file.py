@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,13 +26,21 @@ class BoundedFile:
         self.size = 0
         try:
             for part in (path, *more):
-                descriptor = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
+                # A pipe would be waited for without end, and a device has one no more than that.
+                descriptor = os.open(part, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
                 self._parts.append((descriptor, self.size, self.size))
-                start, self.size = self.size, self.size + os.fstat(descriptor).st_size
+                found = os.fstat(descriptor)
+                if not stat.S_ISREG(found.st_mode):
+                    raise CheckpointError(f"{part} is no regular file; want one with the content itself.")
+                start, self.size = self.size, self.size + found.st_size
                 self._parts[-1] = (descriptor, start, self.size)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self.close()
-            raise CheckpointError(f"{part} cannot be read ({error.strerror}); check the path.") from None
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise CheckpointError(f"{part} cannot be read ({reason}); check the path.") from None
+        except CheckpointError:
+            self.close()
+            raise
 
     def read(self, offset: int, count: int, what: str) -> bytes:
         """``count`` bytes from ``offset``; ``what`` names them in the message.

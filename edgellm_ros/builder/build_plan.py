@@ -27,6 +27,7 @@ from .quantize import Precision
 from .quantize import precision as find_precision
 from .smoothing import Smoothing, smoothing
 from .text_checkpoint import text_checkpoint
+from .tokenizer_check import check_tokenizer_files
 from .vision_build import VisionPlan, find_vision_precision, plan_vision
 from .weight_bindings import weight_bindings
 from .weights import Weight, checkpoint_weight
@@ -37,7 +38,7 @@ CAREFUL_SHARE = 12  # one in so many down projections keeps eight bits where the
 
 def dump_json(content: Mapping[str, object]) -> bytes:
     """As the JSON files of an engine directory are written."""
-    return json.dumps(content, indent=1, ensure_ascii=False).encode()
+    return json.dumps(content, indent=1, ensure_ascii=False).encode("utf-8", "replace")  # folders have any name
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,8 @@ def plan_build(
     config = read_config(checkpoint.config)
     if vision is not None:
         tower = vision.config["tower"]
-        config = replace(config, deepstack=tower.get("deepstack_planes", 0), blocks="blocks" in tower)
+        answers = policy is None or policy.language.answers  # else there is no graph that such a mask is for
+        config = replace(config, deepstack=tower.get("deepstack_planes", 0), blocks="blocks" in tower and answers)
     elif policy is None:
         check_text_alone(config)
     limits = choose_limits(config, limits)
@@ -229,6 +231,8 @@ def plan_build(
 
     calibrated = calibrate and (stored.bits == 4 or smoothed is not None)
     graph = make_graph(stored)
+    tokenizer_files = checkpoint.tokenizer_files()
+    check_tokenizer_files(tokenizer_files)
     engine_config = _engine_config(config, checkpoint.eos_token_ids, limits, stored, room[-1].format if room else None)
     if weightless:
         bindings = weight_bindings(checkpoint, graph, embedding)
@@ -239,7 +243,7 @@ def plan_build(
         graph_files=lay_out(graph, config.family),
         embedding=embedding,
         config=engine_config,
-        tokenizer_files=checkpoint.tokenizer_files(),
+        tokenizer_files=tokenizer_files,
         make_graph=make_graph,
         calibration=Calibration(config, used, stored) if calibrated else None,
         smoothing=smoothed,

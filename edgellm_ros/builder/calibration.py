@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..engine_format import GRAPH_FILE, TOKENIZER_FILE
+from ..engine_format import GRAPH_FILE
 from ..errors import CheckpointError
 from .calibration_text import CALIBRATION_TEXT
 from .families.base import DecoderConfig
@@ -25,6 +25,7 @@ from .input_moments import InputMoments, tile_of
 from .lowerings import lowering
 from .onnx_writer import GraphFiles, lay_out, write_weights
 from .quantize import Precision, precision
+from .tokenizer_check import read_tokenizer
 from .weights import Weight
 
 WINDOW = 512  # positions of a text that are run at once
@@ -144,15 +145,7 @@ class Calibration:
 
     def _token_ids(self, tokenizer_files: Mapping[str, bytes]) -> np.ndarray:
         """Ids of the text, int64 [windows, window]; a text that is too short is repeated."""
-        try:
-            from tokenizers import Tokenizer
-
-            tokenizer = Tokenizer.from_str(tokenizer_files[TOKENIZER_FILE].decode())
-            found = tokenizer.encode(CALIBRATION_TEXT).ids
-        except Exception as error:  # the exceptions of tokenizers share no base but this
-            raise CheckpointError(
-                f"{TOKENIZER_FILE} cannot be used ({_first_line(error)}); fetch it again, or give --no-calibration."
-            ) from None
+        found = read_tokenizer(tokenizer_files).encode(CALIBRATION_TEXT).ids
         ids = np.array(found, dtype=np.int64)
         ids = ids[ids < self._config.vocab_size][: self._windows * self._window]
         if not ids.size:

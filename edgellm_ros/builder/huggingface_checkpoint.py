@@ -22,6 +22,7 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 MAX_JSON_BYTES = 100 * 2**20
+_HALF_A_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")  # most come in pairs, and then they are a character
 
 
 def read_bytes(path: Path) -> bytes:
@@ -44,7 +45,10 @@ def read_json_object(path: Path) -> dict[str, Any]:
     :raises CheckpointError: missing, not JSON, or not an object; the sentence names the file.
     """
     try:
-        content = json.loads(read_bytes(path).decode("utf-8-sig"))
+        text = read_bytes(path).decode("utf-8-sig")
+        content = json.loads(text)
+        if _HALF_A_CHARACTER.search(text):
+            json.dumps(content, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON ({error}); fetch it again.") from None
     if not isinstance(content, dict):
@@ -69,9 +73,6 @@ class HuggingFaceCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config: Mapping[str, Any] = read_json_object(path / CONFIG)
-        if "quantization_config" in self.config:
-            method = dict(self.config["quantization_config"] or {}).get("quant_method", "an unknown method")
-            raise CheckpointError(f"{path} is quantised with {method}; want float weights: fetch the original model.")
         generation = read_json_object(path / GENERATION_CONFIG) if (path / GENERATION_CONFIG).exists() else {}
         self.eos_token_ids = tuple(
             dict.fromkeys(
@@ -97,10 +98,10 @@ class HuggingFaceCheckpoint:
     @property
     def licence(self) -> str:
         """From the front matter of the model card, else ``unknown``."""
-        card = self.path / "README.md"
-        if not card.is_file() or card.stat().st_size > MAX_JSON_BYTES:
+        try:
+            front = read_bytes(self.path / "README.md").decode("utf-8", "replace").split("---", 2)
+        except CheckpointError:
             return "unknown"
-        front = card.read_text(encoding="utf-8", errors="replace").split("---", 2)
         found = re.search(r"^license:\s*[\"']?([^\s\"'#]+)", front[1], re.MULTILINE) if len(front) == 3 else None
         return found.group(1) if found else "unknown"
 

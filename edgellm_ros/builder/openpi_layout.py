@@ -80,7 +80,7 @@ def read_statistics(file: Path, feature: str, names: Sequence[str], width: int) 
     rows: dict[str, list[float]] = {}
     for name in names:
         row = group.get(name)
-        if not isinstance(row, list) or not all(type(value) in (int, float) for value in row):
+        if not isinstance(row, list) or not all(map(_is_number, row)):
             raise CheckpointError(
                 f"{file}: {feature} has the {name} {shown(row)}; want a list of numbers: compute the statistics again."
             )
@@ -94,3 +94,7 @@ def read_statistics(file: Path, feature: str, names: Sequence[str], width: int) 
                 "belong to the checkpoint, or name another contract."
             )
     return [tuple(float(value) for value in row[:width]) for row in rows.values()]
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or (type(value) is int and abs(value) < 1 << 63)

@@ -10,12 +10,13 @@ import numpy as np
 
 from ..engine_format import RopeConfig
 from ..errors import CheckpointError
+from ..json_values import is_positive
 
 
 def _number(scaling: Mapping[str, Any], key: str, default: float | None = None) -> float:
     value = scaling.get(key)
     value = default if value is None else value
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+    if value is None or not is_positive(value):
         raise CheckpointError(f"config.json: {key} of the rope scaling is {value!r}; want a positive number.")
     return float(value)
 

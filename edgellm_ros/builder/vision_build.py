@@ -15,6 +15,7 @@ from typing import Any
 from .. import __version__
 from ..engine_format import CONFIG_FILE, MANIFEST_FILE, VISUAL_DATA_FILE, VISUAL_GRAPH_FILE, Manifest
 from ..errors import CheckpointError
+from ..vision.processor_settings import LEVELS
 from .checkpoint import Checkpoint
 from .graph import Graph
 from .lowerings.base import Lowering
@@ -25,6 +26,7 @@ from .vision_checkpoint import has_vision, vision_weights
 from .vision_families import read_tower
 from .vision_families.base import Tower
 from .vision_families.layers import Layers
+from .vision_families.levels import read_normalisation
 
 TOKEN_KEYS = (
     "image_token_id", "image_token_index", "video_token_id", "vision_start_token_id", "vision_end_token_id",
@@ -88,16 +90,19 @@ def find_vision_precision(name: str | None, text: str) -> Precision:
 
 
 def plan_vision(
-    checkpoint: Checkpoint, lowering: Lowering, precision: Precision, tower: Tower | None = None
+    checkpoint: Checkpoint, lowering: Lowering, precision: Precision, given: Tower | None = None
 ) -> VisionPlan | None:
-    """Describe ``tower``, or that of the checkpoint's configuration; None where it has none. Reads no weights.
+    """Describe the tower ``given``, or that of the checkpoint's configuration; None where it has none.
+
+    Reads no weights. A tower of the checkpoint's own takes pixels as they come where the checkpoint says how they are
+    to be normalised.
 
     :raises CheckpointError: the tower is of a kind that is not built, or its tensors are not those of its file.
     """
     config = checkpoint.config
     if not has_vision(checkpoint.shapes):
         return None
-    tower = tower or read_tower(config)
+    tower = given or read_tower(config)
     if tower is None:
         return None
     if precision.name not in lowering.precisions:
@@ -105,11 +110,14 @@ def plan_vision(
             f"vision precision is {precision.name!r}; the lowering {lowering.name} has "
             f"{', '.join(lowering.precisions)}."
         )
+    files = checkpoint.processor_files()
+    normalisation = read_normalisation(config, files) if given is None else None  # policies fit images themselves
     graph = Graph(lowering, precision, 0)
-    tower.build(Layers(graph, vision_weights(checkpoint, tower)))
+    tower.build(Layers(graph, vision_weights(checkpoint, tower), normalisation))
     kept = {key: config[key] for key in (*OTHER_KEYS, *TOKEN_KEYS) if config.get(key) is not None}
-    settings = {**kept, "engine_role": "visual", "tower": tower.settings()}
-    return VisionPlan(graph, lay_out(graph, "visual", VISUAL_DATA_FILE), settings, checkpoint.processor_files())
+    pixels = {} if normalisation is None else {"pixels": LEVELS}
+    settings = {**kept, "engine_role": "visual", "tower": {**tower.settings(), **pixels}}
+    return VisionPlan(graph, lay_out(graph, "visual", VISUAL_DATA_FILE), settings, files)
 
 
 def write_vision(

@@ -157,6 +157,8 @@ def _adapter_limits(arguments: argparse.Namespace) -> AdapterLimits | None:
                 raise CheckpointError(f"{option} is given without --lora-rank; add it.")
         return None
     names = () if targets is None else tuple(targets.replace(",", " ").split())
+    if targets is not None and not names:
+        raise CheckpointError("--lora-targets names no projection; name some, or leave it out for all.")
     return AdapterLimits(arguments.lora_rank, 4 if slots is None else slots, names)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
+from ..action.camera_slots import CameraSlot
+from ..action.policy_manifest import ACTION_DIRECTORY, POLICY_FILE, PolicyManifest, read_policy_manifest
 from ..engine_format import GRAPH_FILE, EngineDirectory, open_engine_directory
 from ..vision.visual_directory import TILES, VisualDirectory, find_visual_directory, open_visual_directory
 
@@ -47,6 +49,8 @@ def describe(directory: EngineDirectory) -> str:
     place = find_visual_directory(directory.path, None)
     if place is not None:
         rows.insert(4, ("images", _tower(open_visual_directory(place))))
+    if (directory.path / ACTION_DIRECTORY / POLICY_FILE).is_file():
+        rows[5:5] = _policy(read_policy_manifest(directory.path / ACTION_DIRECTORY))
     lines = [f"{name + ':':<12}{text}" for name, text in rows]
     lines += [f"{'':<12}{size / 1e6:9.1f} MB  {name}" for name, size in manifest.files.items()]
     return "\n".join(lines)
@@ -63,12 +67,32 @@ def _tower(visual: VisualDirectory) -> str:
     return f"{tower.model_type}, {visual.manifest.precision}: {size}{planes}"
 
 
+def _policy(manifest: PolicyManifest) -> list[tuple[str, str]]:
+    robot = f" for {manifest.embodiment}" if manifest.embodiment else ""
+    return [
+        (
+            "policy",
+            f"{manifest.family}{robot}: {manifest.horizon} actions of {manifest.step_time:.4g} s a chunk, "
+            f"{manifest.denoise_steps} denoise steps, meaning {manifest.meaning.value}",
+        ),
+        ("cameras", ", ".join(map(_camera, manifest.cameras))),
+        *(
+            (name, ", ".join(f"{label} [{unit}]" for label, unit in zip(part.names, part.units, strict=True)) or "none")
+            for name, part in (("state", manifest.state), ("actions", manifest.action))
+        ),
+    ]
+
+
+def _camera(slot: CameraSlot) -> str:
+    note = " (ignored)" if slot.ignored else "" if slot.required else " (may be missing)"
+    return slot.name + note
+
+
 def libraries(directory: EngineDirectory, backend: str, threads: int) -> dict[str, str]:
     """Which library runs which graph once the directory is loaded and warm, by the graph's file name.
 
     :raises EdgeLLMError: it does not load.
     """
-    from ..action.policy_manifest import ACTION_DIRECTORY, POLICY_FILE
     from ..action.policy_runtime import PolicyRuntime
     from ..backends.registry import graph_libraries
     from ..runtime.inference_runtime import LLMInferenceRuntime

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RequestError
+from ..json_values import is_file
 
 MOST_FRAMES = 768
 MOST_BYTES = 256 * 2**20  # of an image file
@@ -106,7 +107,7 @@ def _video(path: Path, count: int) -> Any:
     if not 1 <= count <= MOST_FRAMES:
         raise RequestError(f"--video-frames is {count}; want a whole number from 1 to {MOST_FRAMES}.")
     cv2 = opencv()
-    if not path.is_file():
+    if not is_file(path):
         raise RequestError(f"--video {path} is no file; check the path.")
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # the sentence below is all that there is to say
     capture = cv2.VideoCapture(str(path))

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--latency", type=float, default=0.0, metavar="MS", help="time that a chunk comes late (default: %(default)s)"
     )
     parser.add_argument("--splice", default="replace", choices=_SPLICES, help="how chunks meet (default: %(default)s)")
-    parser.add_argument("--blend-steps", type=int, default=8, metavar="N", help="of blend and rtc (%(default)s)")
+    parser.add_argument("--blend-steps", type=int, default=3, metavar="N", help="of blend and rtc (%(default)s)")
     parser.add_argument("--node", action="store_true", help="through the node and its topics, in real time")
     parser.add_argument("--domain", type=int, help=f"ROS domain of --node, 0 to {LAST_DOMAIN}")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="of the engines (all physical cores)")

@@ -245,7 +245,7 @@ class PolicyRun:
         if not len(committed):
             return None, None
         expected = fixed_delay if fixed_delay >= 0 else max(self._latencies, default=0.0)
-        chunking = RealTimeChunking.expecting(expected, manifest.step_time, blend_steps, manifest.horizon)
+        chunking = RealTimeChunking.expecting(expected, manifest.step_time, blend_steps, len(committed))
         return chunking, committed
 
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import MissingPackageError, RefusalCode, RequestError
 from ..json_values import shown
+from .guide_thread import LONGEST_COMPILATION, compile_apart
 from .structural_tag import ControlId, TaggedPart, structural_tag_grammar
 
 MAX_GUIDE_BYTES = 128 * 1024
+_SURROGATE = re.compile("[\ud800-\udfff]")
 # Blanks between two parts of a JSON text. Without a bound, small models write blanks until their budget is used up.
 _BLANKS = r"[ \n\r\t]{0,32}"
+
+
+_Compiled = TypeVar("_Compiled")
 
 
 class GuideKind(str, Enum):
@@ -47,7 +53,9 @@ class Guide:
             raise bad_guide(f"the kind of a guide is {shown(self.kind)}; want one of {names}.") from None
         if not isinstance(self.text, str):
             raise bad_guide(f"the text of a guide is {type(self.text).__name__}; want a string.")
-        size = len(self.text.encode("utf-8", "replace"))
+        if not self.text.isascii() and _SURROGATE.search(self.text):
+            raise bad_guide("the text of a guide holds half a character (a lone surrogate); remove it.")
+        size = len(self.text.encode())
         if size > MAX_GUIDE_BYTES:
             raise bad_guide(f"the guide has {size} bytes; want at most {MAX_GUIDE_BYTES}.")
         if bool(self.text.strip()) == (self.kind is GuideKind.JSON_OBJECT):
@@ -58,12 +66,19 @@ class Guide:
     @classmethod
     def json_schema(cls, schema: Any) -> Guide:
         """A schema given as JSON values."""
-        return cls(GuideKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False))
+        return cls(GuideKind.JSON_SCHEMA, _written(schema, "JSON schema"))
 
     @classmethod
     def choice(cls, *texts: str) -> Guide:
         """One of these texts, exactly."""
-        return cls(GuideKind.CHOICE, json.dumps(texts, ensure_ascii=False))
+        return cls(GuideKind.CHOICE, _written(texts, "list of choices"))
+
+
+def _written(value: Any, what: str) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise bad_guide(f"the {what} cannot be written as JSON ({error}); give values that can.") from None
 
 
 def bad_guide(message: str) -> RequestError:
@@ -91,9 +106,23 @@ def check_guide(guide: Guide) -> None:
     :raises RequestError: it is not; the sentence names the place.
     :raises MissingPackageError: llguidance is not installed.
     """
-    message = guidance_library().LLMatcher.validate_grammar(grammar_of(guide, lambda text: None))
+    library = guidance_library()
+    message = compiled(guide, lambda: library.LLMatcher.validate_grammar(grammar_of(guide, lambda text: None)))
     if message and not message.startswith("WARNING"):
         raise complaint(guide, str(message).removeprefix("ERROR: "))
+
+
+def compiled(guide: Guide, work: Callable[[], _Compiled]) -> _Compiled:
+    """What ``work`` makes of a guide, see ``guide_thread``.
+
+    :raises RequestError: it takes too long.
+    """
+    try:
+        return compile_apart(work)
+    except TimeoutError:
+        raise bad_guide(
+            f"the {guide.kind.value} guide takes longer than {LONGEST_COMPILATION:g} s to compile; make it smaller."
+        ) from None
 
 
 def grammar_of(guide: Guide, control_id: ControlId) -> str:
@@ -115,18 +144,25 @@ def grammar_of(guide: Guide, control_id: ControlId) -> str:
         schema = guide.text
         if not isinstance(_json(schema, "JSON schema"), dict):
             raise bad_guide(f'the JSON schema is {shown(json.loads(schema))}; want an object such as {{"type": …}}.')
-    return str(matcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": _BLANKS}))
+    try:
+        return str(matcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": _BLANKS}))
+    except ValueError as error:  # nested too deeply for it, a number beyond every float
+        raise bad_guide(f"the JSON schema cannot be read: {_one_line(str(error))}; correct it.") from None
 
 
 def _json(text: str, what: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_no_number)
     except json.JSONDecodeError as error:
         raise bad_guide(
             f"the {what} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}; correct it."
         ) from None
     except (RecursionError, ValueError) as error:  # nested too deeply, a number too long
         raise bad_guide(f"the {what} cannot be read: {error}; make it smaller.") from None
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no number of JSON")
 
 
 def _lark(text: str) -> str:
@@ -198,6 +234,17 @@ def complaint(guide: Guide, message: str) -> RequestError:
         return _refused(guide, f" at line {line}, column {column_text}", reason)
     reason = place.group(3) if place is not None else message
     return _refused(guide, _find(guide.text, _name_in(reason)), reason)
+
+
+def why_stopped(message: str) -> str:
+    """The words of llguidance about what it can follow no further; its own state is no use to a reader."""
+    reason = _one_line(message.split("<state>")[0]).rstrip(".")
+    return "no text can follow that it allows" if reason in ("", "NoExtensionBias") else reason
+
+
+def cannot_go_on(message: str) -> RequestError:
+    """An answer cannot be continued under its guide."""
+    return bad_guide(f"the guide cannot go on: {why_stopped(message)}; change the guide.")
 
 
 def _before_escaping(text: str, column: int) -> int:

@@ -15,8 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..backends.base import Sampler
-from ..errors import RequestError
-from .guide_grammar import Guide, bad_guide, complaint, grammar_of, guidance_library
+from ..errors import Refusal, RequestError
+from .guide_grammar import (
+    Guide,
+    bad_guide,
+    cannot_go_on,
+    compiled,
+    complaint,
+    grammar_of,
+    guidance_library,
+    why_stopped,
+)
 from .reasoning import ReasoningRules, ReasoningState
 from .tokenizer import Tokenizer
 
@@ -68,13 +77,21 @@ class GuideCompiler:
                 return known
             if self._table is None:
                 self._table = self._token_table(library)
-            matcher = library.LLMatcher(self._table, grammar_of(guide, self._control_id), log_level=0)
-            if matcher.is_error():
-                raise complaint(guide, matcher.get_error())
+            matcher = compiled(guide, lambda: self._compile(library, guide))
             self._compiled[guide] = matcher
             if len(self._compiled) > _KEPT_GRAMMARS:
                 self._compiled.popitem(last=False)
             return matcher
+
+    def _compile(self, library: Any, guide: Guide) -> Any:
+        matcher = library.LLMatcher(self._table, grammar_of(guide, self._control_id), log_level=0)
+        if matcher.is_error():
+            raise complaint(guide, matcher.get_error())
+        trial = matcher.deep_copy()
+        trial.compute_bitmask()
+        if trial.is_error():
+            raise bad_guide(f"the {guide.kind.value} guide is wrong: {why_stopped(trial.get_error())}; correct it.")
+        return matcher
 
     def _control_id(self, text: str) -> int | None:
         token_id = self._tokenizer.token_id(text)
@@ -167,7 +184,7 @@ class SequenceGuide:
             return mask
         mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.int32)[:words].copy()
         if self._matcher.is_error():
-            raise bad_guide(f"the guide cannot go on: {' '.join(self._matcher.get_error().split())[:300]}.")
+            raise cannot_go_on(self._matcher.get_error())
         if self._state is ReasoningState.UNDECIDED:
             _set_bits(mask, sorted(self._rules.starts), True)
         if not mask.any():
@@ -184,6 +201,14 @@ class SequenceGuide:
         if before is ReasoningState.REASONING:
             return True
         return bool(self._matcher.consume_token(token_id))
+
+    def refusal(self, token_id: int) -> Refusal:
+        """Why a token was not accepted."""
+        if self._matcher.is_error():
+            error = self._matcher.get_error()
+            if "satisfy the grammar" not in error:
+                return cannot_go_on(error).refusal
+        return bad_guide(f"token {token_id} is not one that the guide allows.").refusal
 
     @property
     def complete(self) -> bool:

@@ -92,6 +92,7 @@ class LLMInferenceRuntime:
         :raises RequestError: a prompt that is blank, too long as text, refused by the template or by the policy for
             control tokens; an image that cannot be processed, or ids with other image tokens than the images make.
         """
+        request.check()
         ids: list[list[int]] = []
         formatted: list[str] = []
         counts: list[int] = []
@@ -104,7 +105,7 @@ class LLMInferenceRuntime:
             raise RequestError(
                 f"{len(given)} lists of ids are given for {len(request.requests)} sequences; want one each."
             )
-        size = sum(len(message.content) for item in request.requests for message in item.messages)
+        size = sum(message.size for item in request.requests for message in item.messages)
         if size > MAX_INPUT_BYTES:
             raise InputTooLongError(f"the messages hold {size} characters; want at most {MAX_INPUT_BYTES}.")
         vision = self.rank.vision

@@ -65,7 +65,7 @@ class Adapters:
         :raises MisuseError: a sequence uses it.
         """
         with self._lock:
-            if name not in self._weights:
+            if not isinstance(name, str) or name not in self._weights:
                 raise self._unknown(name)
             self._check_unused(name)
             self._slots.forget(name)

@@ -15,11 +15,12 @@ import numpy as np
 
 from ..adapter_format import AdapterFormat, AdapterStack
 from ..errors import RefusalCode, RequestError
-from ..json_values import shown
+from ..json_values import finite_number, is_folder, shown, whole_number
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 _LARGEST_HEADER = 100 * 2**20
+_LARGEST_RANK = 1 << 16
 _TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 _KEY = re.compile(r"(?:^|\.)(?P<module>layers\.\d+\.[\w.]+)\.lora_(?P<side>[AB])(?:\.default)?\.weight$")
 # Settings that change what an adapter computes, and what they must be; those that only matter in training may be any.
@@ -27,6 +28,7 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
     "use_dora": (False, None),
+    "use_rslora": (False, None, True),
     "fan_in_fan_out": (False, None),
     "lora_bias": (False, None),
     "use_qalora": (False, None),
@@ -64,6 +66,8 @@ def read_peft_folder(path: Path | str, form: AdapterFormat) -> AdapterWeights:
 
     :raises RequestError: a file is missing or damaged, a setting is not served, or a weight does not fit the engine.
     """
+    if not isinstance(path, str | Path):
+        raise bad_adapter(f"the folder of an adapter is {shown(path)}; want a path.")
     path = Path(path)
     config = _config(path)
     scaling, rank = _scaling(path, config), config["r"]
@@ -72,6 +76,8 @@ def read_peft_folder(path: Path | str, form: AdapterFormat) -> AdapterWeights:
             f"{path} has rank {rank}; the engine was built for at most {form.rank}: build it with --lora-rank {rank}."
         )
     tensors = _read(path / WEIGHTS_FILE)
+    if not tensors:
+        raise bad_adapter(f"{path / WEIGHTS_FILE} holds no weight; save the adapter again.")
     modules: dict[str, dict[str, np.ndarray]] = {}
     for name, values in tensors.items():
         match = _KEY.search(name)
@@ -86,11 +92,14 @@ def read_peft_folder(path: Path | str, form: AdapterFormat) -> AdapterWeights:
 
 def _config(path: Path) -> dict[str, Any]:
     file = path / CONFIG_FILE
-    if not path.is_dir():
+    if not is_folder(path):
         raise bad_adapter(f"{path} is no folder; want one with {CONFIG_FILE} and {WEIGHTS_FILE}.")
+    for part in (file, path / WEIGHTS_FILE):
+        if part.exists() and not part.is_file():
+            raise bad_adapter(f"{part} is no regular file; save the adapter again.")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise bad_adapter(f"{file} cannot be read ({error}); save the adapter again.") from None
     if not isinstance(config, dict):
         raise bad_adapter(f"{file} holds {shown(config)}; want an object.")
@@ -104,11 +113,11 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _scaling(path: Path, config: Mapping[str, Any]) -> float:
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-        raise bad_adapter(f"{path / CONFIG_FILE}: r is {shown(rank)}; want a whole number of at least 1.")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
-        raise bad_adapter(f"{path / CONFIG_FILE}: lora_alpha is {shown(alpha)}; want a number.")
+    try:
+        rank = whole_number("r", config.get("r"), 1, _LARGEST_RANK)
+        alpha = finite_number("lora_alpha", config.get("lora_alpha"))
+    except ValueError as error:
+        raise bad_adapter(f"{path / CONFIG_FILE}: {error}; correct it, or save the adapter again.") from None
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
@@ -128,7 +137,12 @@ def _stack(
                     found = list(pair[side].shape) if side in pair else "nothing"
                     raise bad_adapter(f"{path} has {found} for lora_{side} of {target.module}; want {list(shape)}.")
             down[:, place] = pair["A"]
-            up[:, place, start : start + target.rows] = pair["B"].T * np.float32(scaling * target.factor)
+            with np.errstate(over="ignore", invalid="ignore"):
+                up[:, place, start : start + target.rows] = pair["B"].T * np.float32(scaling * target.factor)
+            if not np.isfinite(up[:, place]).all():
+                raise bad_adapter(
+                    f"{path} has weights of {target.module} that are not finite when lora_alpha scales them."
+                )
         start += target.rows
     return down.reshape(rank, -1), up.reshape(rank, -1)
 
@@ -151,7 +165,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             for name, entry in header.items()
             if name != "__metadata__"
         }
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (struct.error, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise bad_adapter(f"{path} is no safetensors file of floats ({error}); save the adapter again.") from None
     for name, values in tensors.items():
         if not np.isfinite(values).all():
@@ -162,6 +176,8 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 def _tensor(data: memoryview, entry: Mapping[str, Any]) -> np.ndarray:
     start, stop = (int(offset) for offset in entry["data_offsets"])
     shape = tuple(int(size) for size in entry["shape"])
+    if not 0 <= start <= stop <= len(data) or min(shape, default=0) < 0:
+        raise ValueError(f"a tensor of {list(shape)} from byte {start} to {stop} of {len(data)}")
     dtype = _TYPES[entry["dtype"]]
     values: np.ndarray = np.frombuffer(data[start:stop], dtype).reshape(shape)
     wide = values.astype(np.uint32) << 16 if entry["dtype"] == "BF16" else values.astype(np.float32)

@@ -26,7 +26,7 @@ from .lora import Adapters
 from .media_marks import MediaFormat
 from .metrics import LLMGenerationMetrics, LLMPrefillMetrics, MultimodalMetrics, SpecDecodeGenerationMetrics
 from .prefix_reuse import PrefixReuse
-from .request import check_number
+from .request_checks import check_number
 from .stage_times import StageTime
 from .system_prompt import SystemPromptStore
 from .token_pruning import TokenPruner

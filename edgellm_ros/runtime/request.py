@@ -1,10 +1,10 @@
-"""What a caller asks and what it gets back."""
+"""What a caller asks; what it gets back is in ``response``, and both can be had from here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,12 +13,35 @@ from ..errors import RefusalCode, RequestError
 from ..json_values import shown
 from ..vision.media import Media, MediaItem, PromptMedia
 from ..vision.processor import Video
-from ..vision.pruner import PruningReport, VisualPrunerConfig
+from ..vision.pruner import VisualPrunerConfig
 from .cache_policy import DERIVE_REPLAY_TAIL, CacheCommitPolicy, CacheLookupPolicy
 from .guide_grammar import Guide
+from .request_checks import (
+    FUNCTION,
+    NAMED_VALUES,
+    SWITCH,
+    TEXT,
+    TOKEN_IDS,
+    WHOLE_NUMBER,
+    Wanted,
+    as_tuple,
+    check_count,
+    check_fields,
+    check_number,
+    list_of,
+    member_of,
+    of_kind,
+    or_none,
+)
+from .response import AnswerPart, FinishReason, LLMGenerationResponse, SequenceTimes, TokenLogprob, ToolCall
 
 if TYPE_CHECKING:
     from .streaming import StreamChannel
+
+__all__ = [
+    "AnswerPart", "FinishReason", "LLMGenerationRequest", "LLMGenerationResponse", "Message", "Request",
+    "SamplingParameters", "SequenceTimes", "SpecialTokenPolicy", "TokenLogprob", "ToolCall",
+]  # fmt: skip
 
 MAX_BATCH = 16
 MAX_MESSAGES = 64
@@ -30,61 +53,12 @@ MAX_LOGPROBS = 50
 DEFAULT_SEED = 0xED6E5EED20260001
 
 
-class FinishReason(IntEnum):
-    """Why a sequence ended; values 0 to 5 are those of the official runtime."""
-
-    NOT_FINISHED = 0
-    END_ID = 1
-    LENGTH = 2
-    CANCELLED = 3
-    ERROR = 4
-    STOP_WORDS = 5
-    DEADLINE = 6
-
-    @property
-    def label(self) -> str:
-        """Lower-case name, as reports and JSON show it."""
-        return self.name.lower()
-
-
-class AnswerPart(str, Enum):
-    """What a piece of a generated sequence is."""
-
-    ANSWER = "answer"
-    REASONING = "reasoning"  # what the model thinks before it answers
-    TOOL_CALL = "tool_call"
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A function that a model wants called; ``arguments`` is the text of a JSON object."""
-
-    name: str
-    arguments: str
-    id: str = ""
-
-
 class SpecialTokenPolicy(str, Enum):
     """What control tokens written in user text mean."""
 
     LITERAL = "literal"  # plain text
     REJECT = "reject"  # the request is refused
     ALLOW = "allow"  # they act as control tokens
-
-
-def check_number(name: str, value: Any, low: float, high: float, *, integer: bool = False, above: bool = False) -> None:
-    """Refuse a number outside its range; ``above`` leaves the lower end out."""
-    kinds = (int,) if integer else (int, float)
-    ok = isinstance(value, kinds) and not isinstance(value, bool)  # comparing is exact, also beyond every float
-    if not ok or not low <= value <= high or (above and value == low):
-        start = f"above {low}" if above else f"from {low}"
-        kind = "a whole number" if integer else "a number"
-        raise RequestError(f"{name} is {shown(value)}; want {kind} {start} to {high}.")
-
-
-def _check_kind(name: str, value: Any, kind: type[Enum]) -> None:
-    if not isinstance(value, kind):
-        raise RequestError(f"{name} is {shown(value)}; want a {kind.__name__}: {', '.join(kind.__members__)}.")
 
 
 @dataclass(frozen=True)
@@ -112,6 +86,11 @@ class SamplingParameters:
     def greedy(self) -> bool:
         """True when the most likely token is always taken."""
         return self.temperature == 0 or self.top_k == 1
+
+
+_LIST = of_kind((list, tuple), "a list")
+_VISIBLE_TEXT = Wanted("text", lambda value: isinstance(value, str) and bool(value))
+_SAMPLING = of_kind(SamplingParameters, "SamplingParameters")
 
 
 @dataclass(frozen=True)
@@ -145,22 +124,29 @@ class Message:
         return tuple(part for part in self.parts if isinstance(part, MediaItem))
 
     @property
+    def size(self) -> int:
+        """Characters of all its texts."""
+        calls = sum(len(call.name) + len(call.arguments) for call in self.tool_calls)
+        return len(self.content) + len(self.reasoning or "") + len(self.name) + len(self.tool_call_id) + calls
+
+    @property
     def has_media(self) -> bool:
         """True where a part is an image or a video."""
         return any(not isinstance(part, str) for part in self.parts)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tool_calls", tuple(self.tool_calls))
-        object.__setattr__(self, "parts", tuple(self.parts))
+        as_tuple(self, "tool_calls", list_of(of_kind(ToolCall, "a ToolCall"), "ToolCall"))
+        as_tuple(self, "parts", _LIST)
         for part in self.parts:
             if not isinstance(part, str | np.ndarray | Video | MediaItem):
                 raise RequestError(
                     f"a part of a message is {type(part).__name__}; want text, an image as a NumPy array, or a Video."
                 )
         if not isinstance(self.role, str) or not self.role:
-            raise RequestError(f"message role is {self.role!r}; want a non-empty string such as 'user'.")
+            raise RequestError(f"message role is {shown(self.role)}; want a non-empty string such as 'user'.")
         if not isinstance(self.content, str):
             raise RequestError(f"message content is {type(self.content).__name__}; want a string.")
+        check_fields(self, {"tool_call_id": TEXT, "name": TEXT, "reasoning": or_none(TEXT)})
         size = len(self.content.encode("utf-8", "replace"))
         if size > MAX_MESSAGE_BYTES:
             raise RequestError(
@@ -184,35 +170,55 @@ class Request:
     guided_decoding: Guide | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "messages", tuple(self.messages))
-        stops: Any = self.stop_strings
-        if isinstance(stops, str):  # a tuple of it would be its letters
-            raise RequestError(f"stop_strings is {shown(stops)}; want a list of texts.")
-        object.__setattr__(self, "stop_strings", tuple(self.stop_strings))
-        if len(self.messages) > MAX_MESSAGES:
-            raise RequestError(f"a request has {len(self.messages)} messages; want at most {MAX_MESSAGES}.")
-        if len(self.stop_strings) > MAX_STOP_STRINGS:
-            raise RequestError(f"a request has {len(self.stop_strings)} stop strings; want at most {MAX_STOP_STRINGS}.")
-        for stop in self.stop_strings:
-            if not isinstance(stop, str) or not stop:
-                raise RequestError(f"a stop string is {stop!r}; want non-empty text.")
+        as_tuple(self, "messages", list_of(of_kind(Message, "a Message"), "Message"))
+        as_tuple(self, "stop_strings", list_of(_VISIBLE_TEXT, "texts, none of them empty"))
+        check_fields(self, _REQUEST_FIELDS)
+        check_count("messages", self.messages, MAX_MESSAGES)
+        check_count("stop_strings", self.stop_strings, MAX_STOP_STRINGS)
+        check_count("logit_bias", self.logit_bias, MAX_LOGIT_BIAS_ENTRIES)
         if self.max_generate_length is not None:
             check_number("max_generate_length", self.max_generate_length, 1, 1 << 31, integer=True)
         if self.sampling_seed is not None:
             check_number("sampling_seed", self.sampling_seed, 0, (1 << 64) - 1, integer=True)
-        if self.context_cache_lookup_policy is not None:
-            _check_kind("context_cache_lookup_policy", self.context_cache_lookup_policy, CacheLookupPolicy)
-        if len(self.logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
-            raise RequestError(f"logit_bias has {len(self.logit_bias)} entries; want at most {MAX_LOGIT_BIAS_ENTRIES}.")
         for token, bias in self.logit_bias.items():
-            check_number(f"logit_bias[{token}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
-        if self.guided_decoding is not None:
-            if not isinstance(self.guided_decoding, Guide):
-                raise RequestError(f"guided_decoding is {shown(self.guided_decoding)}; want a Guide.")
-            if self.ignore_eos:
-                raise RequestError(
-                    "ignore_eos and guided_decoding are both given; a guided answer ends: leave one out."
-                )
+            check_number(f"logit_bias[{shown(token)}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+        if self.guided_decoding is not None and self.ignore_eos:
+            raise RequestError("ignore_eos and guided_decoding are both given; a guided answer ends: leave one out.")
+
+
+_REQUEST_FIELDS = {
+    "sampling": or_none(_SAMPLING),
+    "lora_weights_name": or_none(TEXT),
+    "logit_bias": NAMED_VALUES,
+    "ignore_eos": SWITCH,
+    "context_cache_lookup_policy": or_none(member_of(CacheLookupPolicy)),
+    "guided_decoding": or_none(of_kind(Guide, "a Guide")),
+}
+_BATCH_FIELDS = {
+    "requests": list_of(of_kind(Request, "a Request"), "Request"),
+    "sampling": _SAMPLING,
+    "lora_weights_name": TEXT,
+    "save_system_prompt_kv_cache": SWITCH,
+    "tools": _LIST,
+    "tool_choice": TEXT,
+    "tool_format": TEXT,
+    "apply_chat_template": SWITCH,
+    "add_generation_prompt": SWITCH,
+    "enable_thinking": SWITCH,
+    "special_tokens": member_of(SpecialTokenPolicy),
+    "skip_special_tokens": SWITCH,
+    "stream_channels": _LIST,
+    "accept_hidden_layer": WHOLE_NUMBER,
+    "context_cache_lookup_policy": member_of(CacheLookupPolicy),
+    "context_cache_commit_policy": member_of(CacheCommitPolicy),
+    "visual_pruner": or_none(of_kind(VisualPrunerConfig, "a VisualPrunerConfig")),
+    "on_token_generated": or_none(FUNCTION),
+    "pre_tokenized_input_ids": list_of(TOKEN_IDS, "lists of token ids"),
+    "formatted_requests": list_of(TEXT, "texts"),
+    "control_token_counts": list_of(WHOLE_NUMBER, "whole numbers"),
+    "media": list_of(or_none(of_kind(PromptMedia, "a PromptMedia")), "PromptMedia"),
+    "system_prompts": list_of(TEXT, "texts"),
+}
 
 
 @dataclass
@@ -254,6 +260,14 @@ class LLMGenerationRequest:
     system_prompts: list[str] = field(default_factory=list)  # each item's system turn, as the template writes it
 
     def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """What a maker would be refused for: fields may be set later, too.
+
+        :raises RequestError: a field holds something else than it may; the sentence names it.
+        """
+        check_fields(self, _BATCH_FIELDS)
         check_number("max_generate_length", self.max_generate_length, 1, 1 << 31, integer=True)
         check_number("num_logprobs", self.num_logprobs, 0, MAX_LOGPROBS, integer=True)
         check_number("deadline", self.deadline, 0, 86400)
@@ -261,48 +275,5 @@ class LLMGenerationRequest:
             "context_cache_replay_tail_length", self.context_cache_replay_tail_length, DERIVE_REPLAY_TAIL, 1 << 31,
             integer=True,
         )  # fmt: skip
-        _check_kind("context_cache_lookup_policy", self.context_cache_lookup_policy, CacheLookupPolicy)
-        _check_kind("context_cache_commit_policy", self.context_cache_commit_policy, CacheCommitPolicy)
         if self.sampling_seed is not None:
             check_number("sampling_seed", self.sampling_seed, 0, (1 << 64) - 1, integer=True)
-
-
-@dataclass(frozen=True)
-class TokenLogprob:
-    """One candidate: its id, natural-log probability and the bytes it stands for."""
-
-    token_id: int
-    logprob: float
-    piece: bytes
-
-
-@dataclass(frozen=True)
-class SequenceTimes:
-    """Seconds on ``time.monotonic``'s clock; 0 where the sequence never got there."""
-
-    queued: float = 0.0
-    prefill_start: float = 0.0
-    first_token: float = 0.0
-    last_token: float = 0.0
-
-
-@dataclass
-class LLMGenerationResponse:
-    """Results by original index. ``output_ids`` are not trimmed by stop strings; ``output_texts`` are."""
-
-    output_ids: list[list[int]] = field(default_factory=list)
-    output_texts: list[str] = field(default_factory=list)  # the answers, without reasoning and tool calls
-    reasoning_texts: list[str] = field(default_factory=list)
-    tool_calls: list[list[ToolCall]] = field(default_factory=list)
-    logprobs: list[list[list[TokenLogprob]]] = field(default_factory=list)
-    finish_reasons: list[FinishReason] = field(default_factory=list)
-    input_token_counts: list[int] = field(default_factory=list)
-    reused_token_counts: list[int] = field(default_factory=list)  # of them, those that were known and not computed
-    pruning: list[PruningReport | None] = field(default_factory=list)  # what became of its visual tokens
-    times: list[SequenceTimes] = field(default_factory=list)
-    messages: list[str] = field(default_factory=list)  # why, where a sequence ended in ERROR or DEADLINE
-
-    def clear(self) -> None:
-        """Forget the results of an earlier request."""
-        for values in vars(self).values():
-            values.clear()

@@ -101,12 +101,14 @@ class RequestEngine:
         return handle
 
     def _make_handle(self, request: LLMGenerationRequest, channel: StreamChannel | None) -> RequestHandle:
+        request.check()
         if len(request.requests) != 1:
             raise RequestError(f"the request holds {len(request.requests)} sequences; want one: submit each alone.")
         if channel is None and request.stream_channels:
             channel = request.stream_channels[0]
         # Without a channel there would be nothing to cancel through.
-        channel = channel or StreamChannel(_TERMINAL_CHUNK_ONLY, request.skip_special_tokens)
+        if channel is None:
+            channel = StreamChannel(_TERMINAL_CHUNK_ONLY, request.skip_special_tokens)
         prepared = dataclasses.replace(self._runtime.prepare(request), stream_channels=(channel,))
         self._runtime.rank.admission.check(prepared)
         return RequestHandle(0, prepared, channel, resolve_seed(prepared, prepared.requests[0]), self.cancel)

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 from ..engine_format import BuilderLimits
 from ..errors import InputTooLongError, RefusalCode, RequestError
+from ..json_values import shown
 from ..vision.pruner import VisualPrunerConfig
 from .boundary import SlotSeed
 from .cache_policy import CachePolicy, CacheScope
 from .media_prompt import lookup_policy, media_spans
 from .request import DEFAULT_SEED, MAX_BATCH, LLMGenerationRequest, Request
+from .streaming import StreamChannel
 
 
 def check_request(request: LLMGenerationRequest, limits: BuilderLimits, vocab_size: int) -> None:
@@ -19,6 +21,7 @@ def check_request(request: LLMGenerationRequest, limits: BuilderLimits, vocab_si
     :raises RequestError: an empty or too large batch, an item with nothing to answer, a bad bias, an unknown adapter,
         or channels that do not fit.
     """
+    request.check()
     count = len(request.requests)
     if not count:
         raise RequestError("the request holds no sequence; want at least one.")
@@ -33,7 +36,7 @@ def check_request(request: LLMGenerationRequest, limits: BuilderLimits, vocab_si
             raise RequestError(f"sequence {index} has neither messages nor ids; want one of them.")
         for token in item.logit_bias:
             if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
-                raise RequestError(f"logit_bias names the id {token!r}; want one of 0..{vocab_size - 1}.")
+                raise RequestError(f"logit_bias names the id {shown(token)}; want one of 0..{vocab_size - 1}.")
     check_channels(request)
 
 
@@ -49,6 +52,9 @@ def check_channels(request: LLMGenerationRequest) -> None:
             RefusalCode.BAD_CHANNEL,
         )
     given = [channel for channel in channels if channel is not None]
+    for channel in given:
+        if not isinstance(channel, StreamChannel):
+            raise RequestError(f"a stream channel is {shown(channel)}; want a StreamChannel.", RefusalCode.BAD_CHANNEL)
     if len({id(channel) for channel in given}) != len(given):
         raise RequestError("one stream channel is given for two sequences; want one each.", RefusalCode.BAD_CHANNEL)
     for channel in given:

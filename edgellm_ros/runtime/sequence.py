@@ -147,7 +147,7 @@ class Sequence:
     def accept(self, token_id: int, logprobs: tuple[TokenLogprob, ...], now: float) -> None:
         """Append a sampled token and decide whether the sequence ends with it."""
         if self.guide is not None and not self.guide.accept(token_id):
-            self.fail(Refusal(RefusalCode.BAD_GUIDE, f"token {token_id} is not one that the guide allows."))
+            self.fail(self.guide.refusal(token_id))
             return
         self.token_ids.append(token_id)
         self.generate_length += 1

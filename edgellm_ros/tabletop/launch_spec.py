@@ -50,9 +50,11 @@ def tabletop_specs(arguments: Mapping[str, str], environment: Mapping[str, str] 
         "engine.directory": values["engine_dir"],
         "cameras": list(CAMERA_NAMES),
         "generation.temperature": 0.0,
+        "images.on_missing": "wait",
         "prompt.on_busy": "replace",
         "action.rate": _number(values, "rate", *_RATES),
         "action.splice": values["splice"],
+        "action.blend_steps": 3,  # a chunk has only 16 actions, of which six are followed
         "action.execute_steps": _whole(values, "execute_steps", 4096),
         "safety.max_state_age": 0.5,
     }

@@ -52,7 +52,7 @@ class Timing:
     latency: float = 0.0
     period: int = 6
     splice: Splice = Splice.REPLACE
-    blend_steps: int = 8
+    blend_steps: int = 3
 
 
 @dataclass(frozen=True)
@@ -144,4 +144,4 @@ def _guidance(
     committed = timeline.committed(now, step, horizon)
     if not len(committed):
         return None, None
-    return RealTimeChunking.expecting(timing.latency, TICK, timing.blend_steps, horizon), committed
+    return RealTimeChunking.expecting(timing.latency, TICK, timing.blend_steps, len(committed)), committed

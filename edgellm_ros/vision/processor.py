@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from ..errors import EngineDirectoryError, RequestError
+from .image_plan import ImagePlan, carry_out
 from .processor_settings import ProcessorSettings, read_processor_settings
 
 
@@ -48,6 +49,23 @@ class Processor(Protocol):
         """Images uint8 RGB [H,W,3] of any sizes, at least one.
 
         :raises RequestError: an array is no such image, or its shape is beyond what the family can take.
+        """
+        ...
+
+
+@runtime_checkable
+class PlannedProcessor(Processor, Protocol):
+    """A family whose work on an image follows from its size, so that it can be done elsewhere."""
+
+    @property
+    def table(self) -> np.ndarray:
+        """What each of 256 levels becomes, [256,3], float32 or uint8."""
+        ...
+
+    def plan(self, height: int, width: int) -> ImagePlan:
+        """What happens to an image of this size.
+
+        :raises RequestError: its shape is beyond what the family can take.
         """
         ...
 
@@ -133,13 +151,13 @@ _FAMILIES: dict[str, Callable[[ProcessorSettings], Processor]] = {
 }
 
 
-def open_processor(visual_dir: Path, *, normalise: bool = True) -> Processor:
+def open_processor(visual_dir: Path, *, normalise: bool | None = None) -> Processor:
     """The image processor that the files of a folder describe.
 
     Reads config.json (``model_type``, or ``type`` of a lerobot policy) and, where the family has them,
     preprocessor_config.json, processor_config.json and video_preprocessor_config.json. With ``normalise=False``
     pixels stay uint8 in the same layout, for an engine that scales them itself by ``ProcessorSettings.mean`` and
-    ``std``.
+    ``std``; left out, config.json says which the tower beside it wants.
 
     :raises EngineDirectoryError: a file is missing or unsound, or the family is none of those that can be processed.
     """
@@ -153,6 +171,26 @@ def open_processor(visual_dir: Path, *, normalise: bool = True) -> Processor:
     if opened is not _letterbox:  # whose sizes are the policy's own
         settings.check_steps()
     return opened(settings)
+
+
+def process_planned(processor: PlannedProcessor, images: Sequence[np.ndarray]) -> ProcessedImages:
+    """``Processor.process`` of a family with plans, on the CPU."""
+    check_images(images)
+    plans = [processor.plan(*image.shape[:2]) for image in images]
+    rows = tuple(plan.rows for plan in plans)
+    pixels = np.empty((sum(rows), *plans[0].shape[1:]), processor.table.dtype)
+    first = 0
+    for image, plan in zip(images, plans, strict=True):
+        carry_out(plan, image, processor.table, pixels[first : first + plan.rows])
+        first += plan.rows
+    grids = [plan.grid for plan in plans if plan.grid is not None]
+    return ProcessedImages(
+        inputs={"pixel_values": pixels},
+        rows=rows,
+        token_counts=tuple(plan.token_count for plan in plans),
+        placeholders=tuple(plan.placeholder for plan in plans),
+        grids=np.array(grids, np.int64) if grids else None,
+    )
 
 
 def check_images(images: Sequence[np.ndarray]) -> None:

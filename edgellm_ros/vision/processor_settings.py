@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ import numpy as np
 
 from ..errors import EngineDirectoryError
 from ..json_values import finite_number, plain_text, read_json, shown, whole_number
-from .resize import Filter
+from .resize_taps import Filter
 
 LARGEST_SIDE = 1 << 16  # pixels; of any tile or limit of a side
+CONFIG = "config.json"
+FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+LEVELS = "levels"  # what a tower takes that scales pixels itself: 0 to 255
 _OFF = ("do_resize", "do_rescale", "do_normalize")
 
 
@@ -109,33 +113,45 @@ class ProcessorSettings:
             raise self.fault(str(error)) from None
 
 
-def _object(holder: dict[str, Any], name: str) -> dict[str, Any]:
+def _object(holder: Mapping[str, Any], name: str) -> dict[str, Any]:
     found = holder.get(name)
     return found if isinstance(found, dict) else {}
 
 
-def _optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {}
-
-
-def read_processor_settings(directory: Path, *, normalise: bool = True) -> ProcessorSettings:
+def read_processor_settings(directory: Path, *, normalise: bool | None = None) -> ProcessorSettings:
     """The settings that a folder holds; newer checkpoints keep all of them in processor_config.json.
 
     :raises EngineDirectoryError: config.json is missing, or a file is unsound.
     """
-    config = read_json(directory / "config.json")
+    files = {name: read_json(directory / name) for name in (CONFIG, *FILES) if (directory / name).exists()}
+    if CONFIG not in files:
+        read_json(directory / CONFIG)  # says what is the matter
+    return processor_settings(directory, files, normalise=normalise)
+
+
+def processor_settings(
+    directory: Path, files: Mapping[str, dict[str, Any]], *, normalise: bool | None = None
+) -> ProcessorSettings:
+    """The settings of config.json and of those of ``FILES`` that there are; ``directory`` is where they lie.
+
+    ``normalise`` left out: unless config.json tells of a tower that takes levels.
+
+    :raises EngineDirectoryError: config.json names no family.
+    """
+    config = files[CONFIG]
     family = config.get("model_type", config.get("type"))
     if not isinstance(family, str):
         raise EngineDirectoryError(
-            f"{directory / 'config.json'} has the model_type {shown(family)}; want the name of a family."
+            f"{directory / CONFIG} has the model_type {shown(family)}; want the name of a family."
         )
-    processor = _optional(directory / "processor_config.json")
-    source = directory / "preprocessor_config.json"
-    image = _optional(source)
+    image_file, processor_file, video_file = FILES
+    processor = files.get(processor_file, {})
+    source, image = image_file, files.get(image_file, {})
     if not image and "image_processor" in processor:
-        source = directory / "processor_config.json"
-        image = _object(processor, "image_processor")
-    video = _optional(directory / "video_preprocessor_config.json") or _object(processor, "video_processor") or image
+        source, image = processor_file, _object(processor, "image_processor")
+    video = files.get(video_file) or _object(processor, "video_processor") or image
+    if normalise is None:
+        normalise = _object(config, "tower").get("pixels") != LEVELS
     return ProcessorSettings(
-        directory, plain_text(family), config, image, processor, video, source, normalise=normalise
+        directory, plain_text(family), config, image, processor, video, directory / source, normalise=normalise
     )

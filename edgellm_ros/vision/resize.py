@@ -11,67 +11,22 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from .opencv import opencv
+from .resize_taps import Filter as Filter  # part of this module for its callers
+from .resize_taps import taps
 
 ROWS_AT_ONCE = 4  # of a product; more rows share more loads, but their common window holds more zeros
 PRODUCTS_AT_ONCE = 12  # whose input is converted, and whose results are rounded, in one call each
 WINDOW = 112  # input rows of them at most, where a single one does not take more: again so that the cache holds them
 TURNED_AT_ONCE = 32  # rows of an image that is transposed
 STRIP = 4096  # columns that are worked on together, so that a window of rows stays in the second-level cache
-FRACTION = float(1 << 22)  # Pillow keeps weights as whole numbers of this fraction, which decides ties of gradients
 HALF_UP = {np.dtype(np.float32): 8e-6, np.dtype(np.float64): 1e-9}  # OpenCV alone rounds exact halves to even
-
-
-class Filter(int, Enum):
-    """Resampling kernels by Pillow's numbers, as ``resample`` of a preprocessor_config.json names them."""
-
-    LANCZOS = 1
-    BILINEAR = 2
-    BICUBIC = 3
-    BOX = 4
-    HAMMING = 5
-
-
-def _lanczos(x: np.ndarray) -> np.ndarray:
-    values: np.ndarray = np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0)
-    return values
-
-
-def _bilinear(x: np.ndarray) -> np.ndarray:
-    values: np.ndarray = np.maximum(1 - np.abs(x), 0.0)
-    return values
-
-
-def _bicubic(x: np.ndarray) -> np.ndarray:
-    x = np.abs(x)
-    near = (1.5 * x - 2.5) * x * x + 1
-    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
-    return np.where(x < 1, near, np.where(x < 2, far, 0.0))
-
-
-def _box(x: np.ndarray) -> np.ndarray:
-    return ((x > -0.5) & (x <= 0.5)).astype(np.float64)
-
-
-def _hamming(x: np.ndarray) -> np.ndarray:
-    return np.where(np.abs(x) < 1, np.sinc(x) * (0.54 + 0.46 * np.cos(np.pi * x)), 0.0)
-
-
-_KERNELS: dict[Filter, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
-    Filter.LANCZOS: (_lanczos, 3.0),
-    Filter.BILINEAR: (_bilinear, 1.0),
-    Filter.BICUBIC: (_bicubic, 2.0),
-    Filter.BOX: (_box, 0.5),
-    Filter.HAMMING: (_hamming, 1.0),
-}
 
 
 @dataclass(frozen=True)
@@ -97,25 +52,11 @@ class _Block:
 
 @lru_cache(maxsize=64)
 def _blocks(length: int, new_length: int, kernel: Filter) -> tuple[_Block, ...]:
-    function, support = _KERNELS[kernel]
-    scale = length / new_length
-    widening = max(scale, 1.0)
-    reach = support * widening
-    centres = (np.arange(new_length) + 0.5) * scale
-    lows = np.maximum((centres - reach + 0.5).astype(np.int64), 0)
-    highs = np.minimum((centres + reach + 0.5).astype(np.int64), length)
+    table = taps(length, new_length, kernel)
+    lows, highs = table.lows, table.highs
     # the weights of simpler kernels meet in ties so often that only exact sums fall to the right side
     number = np.float32 if kernel is Filter.LANCZOS else np.float64
-
-    def weights(rows: slice, low: int, high: int) -> np.ndarray:
-        taps = np.arange(low, high)
-        values = function((taps - centres[rows, None] + 0.5) / widening)
-        values = values * ((taps >= lows[rows, None]) & (taps < highs[rows, None]))
-        values /= values.sum(axis=1, keepdims=True)
-        values = np.trunc(values * FRACTION + np.copysign(0.5, values)) / FRACTION
-        return np.ascontiguousarray(values, number)
-
-    at_once = ROWS_AT_ONCE * max(1, min(PRODUCTS_AT_ONCE, int((WINDOW - 2 * reach) / scale / ROWS_AT_ONCE)))
+    at_once = ROWS_AT_ONCE * max(1, min(PRODUCTS_AT_ONCE, int((WINDOW - 2 * table.reach) / table.scale / ROWS_AT_ONCE)))
     blocks = []
     for start in range(0, new_length, at_once):
         stop = min(start + at_once, new_length)
@@ -124,7 +65,8 @@ def _blocks(length: int, new_length: int, kernel: Filter) -> tuple[_Block, ...]:
         for row in range(start, stop, ROWS_AT_ONCE):
             rows = slice(row, min(row + ROWS_AT_ONCE, stop))
             low, high = int(lows[rows][0]), int(highs[rows][-1])
-            products.append(_Product(row - start, low - first, high - first, weights(rows, low, high)))
+            weights = np.ascontiguousarray(table.dense(rows, low, high), number)
+            products.append(_Product(row - start, low - first, high - first, weights))
         blocks.append(_Block(start, stop, first, int(highs[stop - 1]), tuple(products)))
     return tuple(blocks)
 

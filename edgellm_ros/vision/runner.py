@@ -14,10 +14,13 @@ import numpy as np
 from ..backends.base import Backend, Tensor
 from ..backends.registry import graph_libraries
 from ..errors import RefusalCode, RequestError
+from .device_images import DeviceImages
 from .encoder_cache import DEFAULT_BUDGET_BYTES, EncoderCache
+from .image_plan import ImagePlan
 from .media import IMAGE, VIDEO, EncodedMedia, Media, MediaItem
 from .mrope import MropeRule
-from .processor import ProcessedImages, Processor, Video, open_processor
+from .processor import PlannedProcessor, ProcessedImages, Processor, Video, check_images, open_processor
+from .processor_settings import LEVELS
 from .tower import PIXELS, Tower
 from .visual_directory import VisualDirectory, open_visual_directory
 
@@ -59,6 +62,7 @@ class VisionRunner:
         self._backend = backend
         self._tower_backend = tower_backend  # where the tower runs, if not where the language model does
         self.tower = Tower(directory, tower_backend or backend)
+        self._device = _device_images(self.processor, directory, tower_backend or backend)
         self.cache = EncoderCache(cache_bytes)
         self.metrics = VisionMetrics()
         # Placeholder and grid follow from the size of an image alone, and cameras keep theirs.
@@ -101,6 +105,10 @@ class VisionRunner:
         return item
 
     def _item(self, kind: str, content: Media, digest: bytes) -> MediaItem:
+        plan = self._plan(content)
+        if plan is not None:
+            token = self.processor.image_token
+            return MediaItem(kind, content, digest, plan.placeholder, token, plan.token_count, plan.grid)
         processed = self._process(content)
         token = self.processor.image_token if kind == IMAGE else str(getattr(self.processor, "video_token", ""))
         return MediaItem(
@@ -113,6 +121,14 @@ class VisionRunner:
             None if processed.grids is None else _triple(processed.grids[0]),
             processed.inputs,
         )
+
+    def _plan(self, content: Media) -> ImagePlan | None:
+        """What the device does to an image when it is encoded; None where the processor does it, on the CPU."""
+        if self._device is None or isinstance(content, Video):
+            return None
+        assert isinstance(self.processor, PlannedProcessor)
+        check_images([content])
+        return self.processor.plan(*content.shape[:2])
 
     def _process(self, content: Media) -> ProcessedImages:
         if not isinstance(content, Video):
@@ -167,8 +183,7 @@ class VisionRunner:
         metrics.image_tokens += item.token_count
         encoded = self.cache.get(item.digest)
         if encoded is None:
-            inputs = item.inputs or self._process(item.content).inputs
-            encoded = self.tower.encode(inputs[PIXELS], item.grid)
+            encoded = self.tower.encode(self._pixels(item), item.grid)
             if encoded.embeddings.shape[0] != item.token_count:
                 raise RequestError(
                     f"an image gave {encoded.embeddings.shape[0]} rows for {item.token_count} tokens of the prompt; "
@@ -184,7 +199,14 @@ class VisionRunner:
         """Where the tower's backend has a choice of libraries, let it choose, on a black image."""
         if graph_libraries(self._tower_backend or self._backend):
             item = self._item(IMAGE, np.zeros((*WARM_UP_SIZE, 3), np.uint8), b"")
-            self.tower.encode((item.inputs or {})[PIXELS], item.grid)
+            self.tower.encode(self._pixels(item), item.grid)
+
+    def _pixels(self, item: MediaItem) -> np.ndarray | Tensor:
+        """What the tower takes of an item."""
+        plan = self._plan(item.content) if item.inputs is None else None
+        if plan is not None and self._device is not None:
+            return self._device.prepare(item.content, plan)  # type: ignore[arg-type]
+        return (item.inputs or self._process(item.content).inputs)[PIXELS]
 
     def _brought_over(self, encoded: EncodedMedia) -> EncodedMedia:
         """The rows in memory of the language model's device."""
@@ -217,8 +239,16 @@ class VisionRunner:
         """Free the tower and what it gave."""
         self.cache.clear()
         self.tower.close()
+        if self._device is not None:
+            self._device.close()
         if self._tower_backend is not None:
             self._tower_backend.close()
+
+
+def _device_images(processor: Processor, directory: VisualDirectory, backend: Backend) -> DeviceImages | None:
+    """Where the tower takes pixels as they come, and its backend likes to prepare them."""
+    planned = isinstance(processor, PlannedProcessor) and directory.tower.pixels == LEVELS
+    return DeviceImages(backend) if planned and backend.images.preferred else None
 
 
 def _triple(grid: np.ndarray) -> tuple[int, int, int]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from ..backends.base import Backend, DataType, Tensor
+from ..backends.image_kernels import Order
 from ..errors import EngineDirectoryError, RequestError
 from .grid_tables import grid_tables
 from .media import EncodedMedia
@@ -41,22 +43,24 @@ class Tower:
                 f"{self.settings.hidden_size} and {self.settings.deepstack_planes}: build the engine directory again."
             )
 
-    def encode(self, pixels: np.ndarray, grid: tuple[int, int, int] | None = None) -> EncodedMedia:
-        """Rows of one item: float32 tiles [N,3,side,side], or patches [S,values] of a ``grid`` [time,rows,columns].
+    def encode(self, pixels: np.ndarray | Tensor, grid: tuple[int, int, int] | None = None) -> EncodedMedia:
+        """Rows of one item: tiles [N,3,side,side], or patches [S,values] of a ``grid`` [time,rows,columns].
+
+        Pixels are float32, or levels of 0 to 255 as the settings say, which may be uint8 or on the device.
 
         :raises RequestError: pixel values of another shape than the tower takes.
         :raises BackendError: the engine failed.
         """
-        pixels, tokens, tables = self._checked(pixels, grid)
-        total, width = len(pixels) * tokens, self.settings.hidden_size
+        shape, tokens, tables = self._checked(tuple(pixels.shape), grid)
+        images, width = shape[0], self.settings.hidden_size
         names = (EMBEDS, *self.planes)
-        rows = {name: self._backend.allocate((total, width), DataType.FLOAT32) for name in names}
-        for start, stop in self._groups(len(pixels), tokens):
-            whole = stop - start == len(pixels)
+        rows = {name: self._backend.allocate((images * tokens, width), DataType.FLOAT32) for name in names}
+        for start, stop in self._groups(images, tokens):
             count = stop - start
-            shape = (count * tokens, width)
-            part = rows if whole else {name: self._backend.allocate(shape, DataType.FLOAT32) for name in names}
-            self._run(pixels[start:stop], tokens, tables, part)
+            whole = count == images
+            size = (count * tokens, width)
+            part = rows if whole else {name: self._backend.allocate(size, DataType.FLOAT32) for name in names}
+            self._run(self._taken(pixels, start, (count, *shape[1:])), tokens, tables, part)
             if not whole:
                 index = self._backend.allocate((count * tokens,), DataType.INT32)
                 index.write(np.arange(start * tokens, stop * tokens, dtype=np.int32))
@@ -65,26 +69,25 @@ class Tower:
         return EncodedMedia(rows[EMBEDS], tuple(rows[name] for name in self.planes))
 
     def _checked(
-        self, pixels: np.ndarray, grid: tuple[int, int, int] | None
-    ) -> tuple[np.ndarray, int, Mapping[str, Tensor]]:
-        """Pixels with an axis for tiles or frames, tokens of each, and the tables of their grid."""
+        self, shape: tuple[int, ...], grid: tuple[int, int, int] | None
+    ) -> tuple[tuple[int, ...], int, Mapping[str, Tensor]]:
+        """The shape with an axis for tiles or frames, tokens of each, and the tables of their grid."""
         settings = self.settings
         if settings.layout == TILES:
             wanted = (settings.num_channels, settings.image_size, settings.image_size)
-            if pixels.ndim != 4 or pixels.shape[1:] != wanted or not len(pixels):
-                raise RequestError(f"pixel values have the shape {pixels.shape}; want tiles of {wanted}.")
-            return pixels, settings.tokens_per_tile, {}
+            if len(shape) != 4 or shape[1:] != wanted or not shape[0]:
+                raise RequestError(f"pixel values have the shape {shape}; want tiles of {wanted}.")
+            return shape, settings.tokens_per_tile, {}
         values = settings.num_channels * settings.temporal_patch_size * settings.patch_size**2
         merge = settings.spatial_merge_size
         if grid is None or min(grid) < 1 or grid[1] % merge or grid[2] % merge:
             raise RequestError(f"the grid of an image is {grid}; want three numbers, two of them multiples of {merge}.")
         frames, height, width = grid
-        if pixels.shape != (frames * height * width, values):
+        if shape != (frames * height * width, values):
             raise RequestError(
-                f"pixel values have the shape {pixels.shape}; want {(frames * height * width, values)} for the grid "
-                f"{grid}."
+                f"pixel values have the shape {shape}; want {(frames * height * width, values)} for the grid {grid}."
             )
-        return pixels.reshape(frames, height * width, values), height * width // merge**2, self._grid(height, width)
+        return (frames, height * width, values), height * width // merge**2, self._grid(height, width)
 
     def _grid(self, height: int, width: int) -> Mapping[str, Tensor]:
         found = self._tables.get((height, width))
@@ -105,18 +108,28 @@ class Tower:
         step = settings.images_at_once(settings.tile_positions if tiles else tokens * settings.spatial_merge_size**2)
         return ((start, min(start + step, count)) for start in range(0, count, step))
 
-    def _run(self, pixels: np.ndarray, tokens: int, tables: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> None:
-        engine, backend = self._engine, self._backend
-        taken = backend.allocate(pixels.shape, DataType.FLOAT32)
-        taken.write(np.ascontiguousarray(pixels, dtype=np.float32))
+    def _taken(self, pixels: np.ndarray | Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
+        """The tiles or frames from ``start`` on, as the engine takes them."""
+        backend, dtype = self._backend, self._engine.inputs[PIXELS].dtype
+        taken = backend.allocate(shape, dtype)
+        size = math.prod(shape[1:])
+        if isinstance(pixels, np.ndarray):
+            part = pixels.reshape(-1, *shape[1:])[start : start + shape[0]]
+            taken.write(np.ascontiguousarray(part, dtype=dtype.numpy))
+        else:
+            backend.images.rearrange(pixels, taken, Order((shape[0] * size,), (1,), start * size))
+        return taken
+
+    def _run(self, pixels: Tensor, tokens: int, tables: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> None:
+        engine = self._engine
         shapes: dict[str, tuple[int, ...]] = {PIXELS: pixels.shape}
-        engine.bind(PIXELS, taken)
+        engine.bind(PIXELS, pixels)
         for name, table in tables.items():
             engine.bind(name, table)
             shapes[name] = table.shape
         for name, out in rows.items():
             engine.bind(name, out)
-            shapes[name] = (len(pixels), tokens, self.settings.hidden_size)
+            shapes[name] = (pixels.shape[0], tokens, self.settings.hidden_size)
         engine.run(shapes)
 
     def close(self) -> None:

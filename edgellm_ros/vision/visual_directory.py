@@ -33,6 +33,7 @@ class TowerSettings:
     window_patches: int = 0
     position_grid: int = 0
     deepstack_planes: int = 0
+    pixels: str = ""  # "levels" where pixel values are 0 to 255 and the tower scales them
     blocks: str = ""  # what sees itself in both directions: each of the "images", the whole "prompt", or nothing
 
     def __post_init__(self) -> None:

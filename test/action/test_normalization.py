@@ -46,7 +46,7 @@ VALUES = np.array([[0.0, 1.5, 2.5], [4.0, -2.0, 2.0]], np.float32)
 )
 def test_each_convention_puts_its_small_number_where_it_does(normalization, forward, inverse):
     normalised = normalization.normalize(VALUES)
-    assert normalised.dtype == np.float32
+    assert normalised.dtype == (np.float64 if normalization.rule is EpsilonRule.ALWAYS else np.float32)
     assert np.allclose(normalised, forward(VALUES.astype(np.float64)), rtol=1e-5, atol=1e-6)
     assert np.allclose(
         normalization.unnormalize(normalised), inverse(normalised.astype(np.float64)), rtol=1e-5, atol=1e-6

@@ -110,6 +110,9 @@ def test_of_several_robots_statistics_those_of_the_contract_are_taken(tmp_path):
     [
         ("pi05", lambda part: part.pop("q99"), "state has the q99 None; want a list of numbers"),
         ("pi0", lambda part: part.pop("std"), "state has the std None"),
+        ("pi0", lambda part: part.update(mean=[10**400] * 8), "state has the mean"),
+        ("pi0", lambda part: part.update(mean="none"), "state has the mean 'none'"),
+        ("pi05", lambda part: part.update(q01=[], q99=[]), "state has 0 numbers in q01"),
         ("pi0", lambda part: part.update(mean=[True] * 8), "state has the mean"),
         ("pi05", lambda part: part.update(q01=[float("nan")] * 8), "a statistic .* nan"),
         ("pi05", lambda part: part.update(q99=[-1e3] * 8), "a range whose end lies below its start"),
@@ -192,6 +195,12 @@ def test_a_contract_is_refused_where_there_is_none_to_name(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"for a model that is no policy"):
         build_engine(tmp_path / "config.json", tmp_path / "engine", random_seed=1, policy_contract="droid")
+
+
+def test_random_weights_are_not_made_of_a_configuration_that_does_not_tell_the_family(tmp_path):
+    folder = write_openpi(tmp_path / "policy", "pi05", "droid")
+    with pytest.raises(CheckpointError, match=r"whose config.json does not tell all sizes"):
+        build_engine(folder / "config.json", tmp_path / "engine", random_seed=1, policy_contract="droid")
 
 
 @pytest.mark.parametrize("mark", ["params/_METADATA", "params/manifest.ocdbt", "_METADATA"])

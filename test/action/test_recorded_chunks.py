@@ -96,6 +96,19 @@ def test_recorded_chunks_are_the_bytes_of_others_and_those_of_lerobot(engines, f
         assert report["recorded.prefix"].startswith("no: ") and not plain.runtime.recordings.counts
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_precision_is_recorded_too_and_stays_near(family, tmp_path):
+    arrays, _ = REFERENCES[family]
+    (tmp_path / "robot.yaml").write_text("embodiment: libero_sim\n")
+    settings = tmp_path / "robot.yaml" if family == "groot" else None
+    path = build_engine(REFERENCE / family, tmp_path / "half", precision="fp16", policy_settings=settings)
+    with Pretended(path) as gpu:
+        first, *others = (chunk(gpu.runtime, family).normalised for _ in range(3))
+        assert all(np.array_equal(other, first) for other in others) and gpu.runtime.recordings.counts["denoise"] == 1
+    ours, wanted = first.ravel().astype(np.float64), arrays["all_normalised"].ravel().astype(np.float64)
+    assert ours @ wanted / np.linalg.norm(ours) / np.linalg.norm(wanted) > 0.999
+
+
 def test_the_cpu_has_nothing_to_record(engines):
     with PolicyRuntime(engines["smolvla"], threads=1) as opened:
         first = chunk(opened, "smolvla").rows

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm_ros.action.solver import ChunkWeights, FlowDirection, FlowSchedule, RealTimeChunking, euler
+from edgellm_ros.action.solver import ChunkWeights, FlowDirection, FlowSchedule, Guidance, RealTimeChunking, euler
 from edgellm_ros.errors import PolicyError
 
 UP, DOWN = FlowDirection
@@ -98,11 +98,12 @@ def test_a_chunk_that_agrees_with_what_is_committed_is_left_alone(direction, tim
     assert np.abs(guided - velocity).max() < 1e-5
 
 
+@pytest.mark.parametrize("guidance", Guidance)
 @pytest.mark.parametrize("direction", FlowDirection)
-def test_guidance_pulls_the_first_actions_to_the_committed_ones(direction):
+def test_guidance_pulls_the_first_actions_to_the_committed_ones(direction, guidance):
     rng = np.random.default_rng(3)
     noise, data, committed = rng.standard_normal((3, 12, 3)).astype(np.float32)
-    chunking, schedule = RealTimeChunking(3, 8), FlowSchedule(direction, 10)
+    chunking, schedule = RealTimeChunking(3, 8, guidance=guidance), FlowSchedule(direction, 10)
     plain = data - noise if direction is UP else noise - data
 
     def guided(state, time):
@@ -112,25 +113,50 @@ def test_guidance_pulls_the_first_actions_to_the_committed_ones(direction):
     before = np.abs(data - committed).mean(axis=1)
     assert np.all(distance[:3] < 0.2 * before[:3])
     assert np.allclose(distance[8:], before[8:], atol=1e-5)
+    if guidance is Guidance.STRAIGHT:
+        assert np.all(distance[:3] < 1e-5)
 
 
-def test_guidance_has_the_published_closed_form():
+@pytest.mark.parametrize("direction", FlowDirection)
+def test_a_held_row_goes_straight_from_its_noise_to_its_target_whatever_the_network_says(direction):
+    rng = np.random.default_rng(6)
+    noise, committed = rng.standard_normal((2, 6, 2)).astype(np.float32)
+    chunking, schedule = RealTimeChunking(2, 4), FlowSchedule(direction, 8)
+
+    def guided(state, time):
+        wild = rng.standard_normal(state.shape).astype(np.float32)
+        return chunking.guide(wild, state, time, committed, direction)
+
+    for done, state in enumerate(euler(noise, guided, schedule), 1):
+        share = done / 8
+        assert np.allclose(state[:2], (1 - share) * noise[:2] + share * committed[:2], atol=1e-5)
+
+
+def test_guidance_has_the_closed_form_of_lerobot():
     rng = np.random.default_rng(4)
     state, velocity, committed = rng.standard_normal((3, 6, 2)).astype(np.float32)
     for time in (1.0, 0.7, 0.3):
         tau = 1.0 - time
         gain = 10.0 if tau == 0 else min((1 - tau) / tau * ((1 - tau) ** 2 + tau**2) / (1 - tau) ** 2, 10.0)
-        weights = RealTimeChunking(2, 4).row_weights(6)[:, None]
+        chunking = RealTimeChunking(2, 4, guidance=Guidance.LEROBOT)
+        weights = chunking.row_weights(6)[:, None]
         wanted = velocity - gain * (committed - (state - time * velocity)) * weights
-        assert np.allclose(RealTimeChunking(2, 4).guide(velocity, state, time, committed), wanted, atol=1e-5)
+        assert np.allclose(chunking.guide(velocity, state, time, committed), wanted, atol=1e-5)
 
 
-def test_a_short_rest_of_the_old_chunk_counts_as_zeros_after_its_end():
-    state, velocity = np.zeros((6, 2), np.float32), np.zeros((6, 2), np.float32)
-    short = RealTimeChunking(2, 6).guide(velocity, state, 0.5, np.ones((2, 2), np.float32))
-    padded = np.zeros((6, 2), np.float32)
-    padded[:2] = 1
-    assert np.array_equal(short, RealTimeChunking(2, 6).guide(velocity, state, 0.5, padded))
+def test_actions_behind_a_short_rest_of_the_old_chunk_are_left_alone():
+    rng = np.random.default_rng(5)
+    state, velocity = rng.standard_normal((2, 6, 2)).astype(np.float32)
+    guided = RealTimeChunking(2, 6).guide(velocity, state, 0.5, np.ones((3, 2), np.float32))
+    assert np.array_equal(guided[3:], velocity[3:]) and not np.isclose(guided[:3], velocity[:3]).any()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "committed", "wanted"), [(0.15, 10, (3, 6)), (0.2, 10, (3, 6)), (0.0, 10, (0, 3)), (1.0, 4, (4, 4))]
+)
+def test_an_expected_delay_is_whole_actions_within_what_is_left(seconds, committed, wanted):
+    chunking = RealTimeChunking.expecting(seconds, 1 / 15, 3, committed)
+    assert (chunking.delay, chunking.horizon) == wanted
 
 
 @pytest.mark.parametrize(("delay", "horizon"), [(-1, 4), (5, 4)])

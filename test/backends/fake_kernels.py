@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from edgellm_ros.backends import sampling_math
+from edgellm_ros.backends.host_images import rearrange as host_rearrange
+from edgellm_ros.backends.host_images import resample as host_resample
 from edgellm_ros.backends.host_rows import euler_step as host_euler_step
 from edgellm_ros.backends.host_rows import gather_rows as host_gather_rows
 from edgellm_ros.backends.host_rows import splice_rows as host_splice_rows
@@ -204,3 +206,38 @@ def mark_prompt(grid: Grid, counts: int, ids: int, count: int, vocabulary: int) 
 def set_bias(grid: Grid, bias: int, ids: int, values: int, count: int) -> None:
     for token, value in zip(view(ids, np.int32, count), view(values, np.float32, count), strict=True):
         view(bias + int(token) * 4, np.float32, 1)[0] = value
+
+
+def resample(
+    grid: Grid,
+    source: int,
+    first: int,
+    weights: int,
+    out: int,
+    length: int,
+    new: int,
+    inner: int,
+    taps: int,
+    count: int,
+) -> None:
+    outer = count // (new * inner)
+    assert grid[0] * 256 >= count
+    host_resample(
+        view(source, np.uint8, outer, length, inner), view(first, np.int32, new), view(weights, np.int32, new, taps),
+        view(out, np.uint8, outer, new, inner),
+    )  # fmt: skip
+
+
+def _rearrange(dtype: Any, source: int, out: int, order: bytes, count: int) -> None:
+    numbers = struct.unpack("=16i", order)
+    sizes, strides = numbers[:8], numbers[8:]
+    last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    host_rearrange(view(source, np.uint8, last + 1), view(out, dtype, count), sizes, strides)
+
+
+def rearrange_bytes(grid: Grid, source: int, out: int, order: bytes, count: int) -> None:
+    _rearrange(np.uint8, source, out, order, count)
+
+
+def rearrange_numbers(grid: Grid, source: int, out: int, order: bytes, count: int) -> None:
+    _rearrange(np.float32, source, out, order, count)

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from level_engines import level_engine
 from pretend_gpu import compile_pretended, pretend_backend
 from test_vision_requests import SeededProcessor, check, run
 from vision_engines import TOLERANCE, engine, reference
 from vision_inputs import FAMILIES, GRIDS, IMAGE_SEEDS, pixel_values
 
 import edgellm_ros.vision.runner as vision_runner
+from edgellm_ros.backends.cpu import CPUBackend
 from edgellm_ros.backends.cuda.backend import CUDABackend
 from edgellm_ros.backends.cuda.memory_check import needed_bytes
 from edgellm_ros.builder.visual_profiles import visual_profiles
@@ -19,6 +21,7 @@ from edgellm_ros.engine_format import open_engine_directory
 from edgellm_ros.errors import BackendError
 from edgellm_ros.runtime import rank_model
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
+from edgellm_ros.vision.runner import VisionRunner
 from edgellm_ros.vision.tower import Tower
 from edgellm_ros.vision.visual_directory import TowerSettings, open_visual_directory
 
@@ -120,3 +123,26 @@ def test_a_tower_without_a_plan_runs_beside_the_model(monkeypatch: pytest.Monkey
     (directory / "visual" / "visual.engine").unlink()
     with LLMInferenceRuntime(directory, backend=backend) as runtime:
         check(run(runtime, rows), rows)
+
+
+@pytest.mark.parametrize("lowering", PATHS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_frame_goes_to_the_gpu_as_it_is_and_is_prepared_there(
+    family: str, lowering: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = np.random.default_rng(5).integers(0, 256, (40, 52, 3), dtype=np.uint8)
+    directory = level_engine(family, lowering)
+    host = VisionRunner.open(directory / "visual", CPUBackend(1))
+    wanted = host.encode(host.place(frame))
+    monkeypatch.setattr("edgellm_ros.vision.image_plan.resize", lambda *_, **__: pytest.fail("resized on the CPU"))
+    backend = opened(directory, lowering)
+    runner = VisionRunner.open(directory / "visual", backend)
+    item = runner.place(frame)
+    assert item.inputs is None and item.token_count == wanted.embeddings.shape[0]
+    found = runner.encode(item)
+    for one, other in zip((found.embeddings, *found.planes), (wanted.embeddings, *wanted.planes), strict=True):
+        assert np.abs(one.numpy() - other.numpy()).max() < 0.02  # some levels differ by one
+    assert runner.encode(runner.place(frame)) is found
+    runner.close()
+    backend.close()
+    host.close()

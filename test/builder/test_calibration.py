@@ -168,15 +168,15 @@ def test_calibrated_engines_are_nearer_to_full_precision(tmp_path, precision, ga
 @pytest.mark.parametrize(
     "tokenizer, said",
     [
-        ({"version": "1.0", "model": {"type": "Nothing"}}, "tokenizer.json cannot be used"),
-        ({"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}, "gives no tokens"),
+        ({"version": "1.0", "model": {"type": "Nothing"}}, "tokenizer.json is no tokenizer.*fetch it again"),
+        ({"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}, "gives no tokens.*--no-calibration"),
     ],
     ids=["of an unknown kind", "without tokens"],
 )
 def test_a_tokenizer_that_cannot_calibrate_is_one_sentence(tmp_path, tokenizer, said):
     folder = write_random_llama_checkpoint(tmp_path / "checkpoint")
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(CheckpointError, match=f"{said}.*--no-calibration"):
+    with pytest.raises(CheckpointError, match=said):
         build_engine(folder, tmp_path / "engine", precision="int8", limits=LIMITS)
     assert not (tmp_path / "engine").exists()
 

@@ -53,7 +53,7 @@ def test_a_reader_asks_changes_parameters_and_begins_anew(demo):
     assert result.returncode == 0, result.stdout + result.stderr
     said = result.stdout
     assert 'Scene 100. Its task: "grab the cyan disc and place it on the pink disc"' in said
-    assert "cyan disc" in said and re.search(r"\d+ tokens, time to first token \d+ ms, pruner off", said)
+    assert re.search(r"\d+ tokens, time to first token \d+ ms, pruner off", said), said
     assert re.search(r"pruner applied: kept (\d+) of \d+ visual tokens", said)
     assert "visual_pruner.reduction_ratio" in said and "0.999" in said
     assert "'action.noise_seed' sets no parameter" in said and "The seed is 'x'" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -67,6 +68,10 @@ def test_what_an_adapter_leaves_out_is_zero(tmp_path):
         ({"r": 8}, "has rank 8; the engine was built for at most 4"),
         ({"lora_alpha": None}, "lora_alpha is None"),
         ({"lora_alpha": float("nan")}, "lora_alpha is nan"),
+        ({"lora_alpha": 10**400}, "want a finite number"),
+        ({"lora_alpha": 1e308}, "not finite when lora_alpha scales them"),
+        ({"r": 10**400}, "want a whole number"),
+        ({"use_rslora": "yes"}, "use_rslora is 'yes'"),
     ],
 )
 def test_unsupported_settings_are_refused_by_name(tmp_path, config, words):
@@ -109,6 +114,48 @@ def test_damaged_folders_are_refused(tmp_path, break_it, words):
     break_it(path)
     with pytest.raises(RequestError, match=words):
         read_peft_folder(path, FORM)
+
+
+def header_of(name: str, **entry) -> bytes:
+    text = json.dumps({name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], **entry}}).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(64)
+
+
+HEADERS = {
+    "no tensor": (2).to_bytes(8, "little") + b"{}",
+    "nested": (200_000).to_bytes(8, "little") + b"[" * 200_000,
+    "infinite place": header_of("a", data_offsets=[0, float("inf")]),
+    "place before the data": header_of("a", data_offsets=[-8, -4]),
+    "place behind the data": header_of("a", data_offsets=[0, 4 * 10**30]),
+    "swapped places": header_of("a", data_offsets=[8, 4]),
+    "a size below zero": header_of("a", shape=[-1]),
+    "a huge size": header_of("a", shape=[10**30]),
+    "a type of another kind": header_of("a", dtype=["F32"]),
+}
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_headers_that_lie_are_refused_in_a_sentence(tmp_path, case):
+    path = write_adapter(tmp_path, FORM, 2, 0)
+    (path / "adapter_model.safetensors").write_bytes(HEADERS[case])
+    with pytest.raises(RequestError, match="save the adapter again") as raised:
+        read_peft_folder(path, FORM)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path, name):
+    path = write_adapter(tmp_path, FORM, 2, 0)
+    (path / name).unlink()
+    os.mkfifo(path / name)
+    with pytest.raises(RequestError, match="is no regular file"):
+        read_peft_folder(path, FORM)
+
+
+@pytest.mark.parametrize("folder", [None, 5, b"folder", "", "\0", "\ud800"], ids=repr)
+def test_what_is_no_path_of_a_folder_is_refused(folder):
+    with pytest.raises(RequestError):
+        read_peft_folder(folder, FORM)
 
 
 def test_numbers_that_are_not_finite_are_refused(tmp_path):

@@ -94,7 +94,7 @@ def test_no_chat_template_and_system_and_ignore_eos(engine, capsys):
         (["--prompt", "hi", "--top-p", "0"], "top_p"),
         (["--prompt", "hi", "--max-tokens", "0"], "max_generate_length"),
         (["--prompt", "hi", "--seed", "-1"], "sampling_seed"),
-        (["--prompt", "hi", "--stop", ""], "stop string"),
+        (["--prompt", "hi", "--stop", ""], "stop_strings"),
         (["--prompt", "hi", "--seed", "9" * 400], "sampling_seed"),
         (["--prompt", "hi", "--top-k", "9" * 400], "top_k"),
         (["--prompt", "hi", "--max-tokens", "9" * 400], "max_generate_length"),

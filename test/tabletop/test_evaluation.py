@@ -79,7 +79,7 @@ def test_chunks_come_late_by_the_latency_and_observations_keep_their_period(late
     guided = [chunking for chunking, committed in recorder.committed if committed is not None]
     assert bool(guided) == (splice is Splice.RTC)
     if guided:
-        assert guided[0].delay == int(np.ceil(latency / TICK - 1e-9)) and guided[0].horizon == guided[0].delay + 8
+        assert guided[0].delay == int(np.ceil(latency / TICK - 1e-9)) and guided[0].horizon == guided[0].delay + 3
 
 
 def test_the_expert_wins_in_the_world_s_own_time():

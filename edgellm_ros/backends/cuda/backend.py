@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from ...errors import BackendError, MisuseError
-from ..base import CacheLayout, DataType, EmbeddingTable, RopeKind, Tensor, TokenSpan
+from ..base import CacheLayout, DataType, EmbeddingTable, ImageKernels, RopeKind, Tensor, TokenSpan
 from ..engine_tensors import is_language_model
 from ..host_embeddings import TENSOR_NAME
 from .device import Device
 from .embeddings import CUDAEmbeddingTable
 from .engine_frame import EngineFrame
 from .graphs import CUDAStep, Recorder
+from .images import CUDAImages
 from .kernels import Kernels
 from .kv_cache import CacheOrder, CUDAKVCache
 from .memory_check import check_memory
@@ -57,6 +58,7 @@ class CUDABackend:
         self.kernels = kernels or Kernels(self.device)
         self._recorder = Recorder(self.device)
         self._selection = TokenSelection(self.device, self.kernels)
+        self.images: ImageKernels = CUDAImages(self.device, self.kernels)
         self._engines: list[EngineFrame] = []
         self._steps: set[CUDAStep] = set()
         self._stopwatches: set[CUDAStopwatch] = set()

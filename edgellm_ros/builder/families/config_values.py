@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import CheckpointError
+from ...json_values import is_positive
 
 LARGEST = 1 << 24
 MOST_LAYERS = 1 << 10
@@ -36,7 +36,7 @@ def real_number(config: Mapping[str, Any], key: str, default: float | None = Non
     value = default if value is None else value
     if value is None:
         raise CheckpointError(f"config.json lacks {key}; want a number: fetch it again.")
-    if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+    if not is_positive(value):
         raise CheckpointError(f"config.json: {key} is {value!r}; want a positive number.")
     return float(value)
 

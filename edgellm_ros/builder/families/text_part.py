@@ -58,7 +58,7 @@ def whole_of(config: Mapping[str, Any]) -> str | None:
     """The architecture of a vision-language configuration that has a text part here; None for another."""
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
-    return next((name for name in names if name in WHOLES), None)
+    return next((name for name in names if isinstance(name, str) and name in WHOLES), None)
 
 
 def text_configuration(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -114,7 +114,7 @@ def reason_against(config: Mapping[str, Any]) -> str | None:
     """Why a configuration is refused by name, as a clause; None where no reason is known."""
     architectures = config.get("architectures")
     for name in architectures if isinstance(architectures, list) else []:
-        if name in REASONS:
+        if isinstance(name, str) and name in REASONS:
             return f"has the architecture {name!r}, which is not built, because {REASONS[name]}"
     if architectures is None and isinstance(config.get("type"), str):
         return f"is that of a policy of the type {config['type']!r}, which is not a text model"

@@ -19,10 +19,21 @@ from .base import attention_by_parts, real, whole
 from .onnxruntime import MICROSOFT
 
 LARGEST_INTEGER = 127
+ZERO = 128  # of pixels of 0 to 255
 
 
 class VisionLowering(Protocol):
-    """The nodes of one engine library. Holds no state: that is the graph's."""
+    """The nodes of one engine library. Holds no state: that is the graph's.
+
+    ``levels``: how pixels of 0 to 255 come in; ``cuts_levels``: they may be cut into patches before they are numbers.
+    """
+
+    levels: str
+    cuts_levels: bool
+
+    def centred_levels(self, graph: Graph, levels: Value) -> Value:
+        """Pixels of 0 to 255 as elements ``(level - ZERO) / ZERO``."""
+        ...
 
     def linear(self, graph: Graph, x: Value, weight: Weight, bias: Weight | None, *, uneven: bool = False) -> Value:
         """``x @ weight.T + bias`` at the precision of the graph; x [...,columns].
@@ -72,6 +83,14 @@ def attention_in_parts(
 
 class OnnxRuntimeVision:
     """Operators of ONNX Runtime's own domain."""
+
+    levels = "uint8"
+    cuts_levels = True
+
+    def centred_levels(self, graph: Graph, levels: Value) -> Value:
+        """See ``VisionLowering``."""
+        zero = graph.constant(np.array(ZERO, dtype=np.uint8))
+        return graph.node("DequantizeLinear", [levels, real(graph, 1 / ZERO), zero])[0]
 
     def linear(self, graph: Graph, x: Value, weight: Weight, bias: Weight | None, *, uneven: bool = False) -> Value:
         """See ``VisionLowering``."""
@@ -127,6 +146,13 @@ class OnnxRuntimeVision:
 class TensorRTVision(OnnxRuntimeVision):
     """Standard operators of opset 24."""
 
+    cuts_levels = False  # the importer wants a cast right behind an input of bytes
+
+    def centred_levels(self, graph: Graph, levels: Value) -> Value:
+        """See ``VisionLowering``."""
+        (x,) = graph.node("Cast", [levels], to=graph.element)
+        return graph.node("Sub", [graph.mul(x, real(graph, 1 / ZERO)), real(graph, 1.0)])[0]
+
     def linear(self, graph: Graph, x: Value, weight: Weight, bias: Weight | None, *, uneven: bool = False) -> Value:
         """See ``VisionLowering``."""
         return graph.linear(x, weight, bias)
@@ -145,6 +171,8 @@ class TensorRTVision(OnnxRuntimeVision):
 
 class TensorRTLegacyVision(TensorRTVision):
     """Primitives of opset 17."""
+
+    levels = "float32"
 
     def layer_norm(self, graph: Graph, x: Value, weight: Weight, bias: Weight, epsilon: float) -> Value:
         """See ``VisionLowering``: sums in float32, since the square of an activation may be beyond float16."""

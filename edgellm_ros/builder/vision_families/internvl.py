@@ -111,8 +111,7 @@ class InternTower(TileTower):
     def build(self, layers: Layers) -> None:
         """See ``Tower``."""
         graph, size = layers.graph, self.image_size
-        graph.input("pixel_values", "float32", [IMAGES, self.channels, size, size])
-        x = self._embed(layers, graph.as_element("pixel_values"))
+        x = self._embed(layers, layers.pixels(IMAGES, self.channels, size, size))
         for layer in range(self.layers):
             x = self._layer(layers, x, f"{TOWER}{self.spelling.layer}{layer}.")
         bounds = [whole(graph, number) for number in (1, 1 + self.side**2, 1)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..graph import Graph, Value
+from ..graph import Dimension, Graph, Value
 from ..lowerings.base import real, whole
 from ..lowerings.vision import VISION_LOWERINGS, attention_in_parts
 from ..weight_views import first_rows_scaled, flattened
 from ..weights import Weight, scaled, stack_rows
+from .levels import Normalisation, folded
 
 IMAGES, PATCHES = "images", "patches"  # dimensions that vary from run to run
 
@@ -16,10 +17,13 @@ Rotation = tuple[Value, Value]  # tables [N,S,head_dim/2]
 
 
 class Layers:
-    """One tower under construction; ``weights`` has every tensor of ``Tower.tensors``."""
+    """One tower under construction; ``weights`` has every tensor of ``Tower.tensors``.
 
-    def __init__(self, graph: Graph, weights: Mapping[str, Weight]) -> None:
-        self.graph, self.weights = graph, weights
+    With a ``normalisation`` pixel values are levels of 0 to 255, and the first product does what that says.
+    """
+
+    def __init__(self, graph: Graph, weights: Mapping[str, Weight], normalisation: Normalisation | None = None) -> None:
+        self.graph, self.weights, self.normalisation = graph, weights, normalisation
         self.lowering = VISION_LOWERINGS[graph.lowering.name]
 
     def layer_norm(self, x: Value, name: str, epsilon: float) -> Value:
@@ -54,9 +58,24 @@ class Layers:
         """``x @ matrix.T + bias``; see ``linear``."""
         return self.lowering.linear(self.graph, x, matrix, bias, uneven=uneven)
 
+    def pixels(self, *shape: Dimension) -> Value:
+        """The input ``pixel_values``; to be cut into patches, and to meet ``patch_product`` next."""
+        graph, lowering = self.graph, self.lowering
+        if self.normalisation is None:
+            graph.input("pixel_values", "float32", shape)
+            return graph.as_element("pixel_values")
+        levels = graph.input("pixel_values", lowering.levels, shape)
+        return levels if lowering.cuts_levels else lowering.centred_levels(graph, levels)
+
     def patch_product(self, x: Value, name: str) -> Value:
-        """The patches [N,S,values] times the kernel ``name``.weight [hidden,...] of as many values."""
-        return self.graph.linear(x, flattened(self.weights[f"{name}.weight"]), self.weights.get(f"{name}.bias"))
+        """The patches [N,S,values] times the kernel ``name``.weight [hidden,channels,...] of as many values."""
+        graph = self.graph
+        kernel, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
+        if self.normalisation is None:
+            return graph.linear(x, flattened(kernel), bias)
+        if self.lowering.cuts_levels:
+            x = self.lowering.centred_levels(graph, x)
+        return graph.linear(x, *folded(kernel, bias, self.normalisation, graph.element))
 
     def activation(self, x: Value, kind: str) -> Value:
         """``gelu``, ``gelu_tanh``, ``quick_gelu`` or ``silu``."""

@@ -126,11 +126,11 @@ class PatchTower:
     def build(self, layers: Layers) -> None:
         """See ``Tower``."""
         graph, half = layers.graph, self.head_dim // 2
-        graph.input("pixel_values", "float32", [IMAGES, PATCHES, self.patch_values])
+        pixels = layers.pixels(IMAGES, PATCHES, self.patch_values)
         for table in ("rope_cos", "rope_sin"):
             graph.input(table, "float32", [PATCHES, half])
         windows = Windows(layers, self.window**2) if self.window else None
-        x = layers.patch_product(graph.as_element("pixel_values"), "visual.patch_embed.proj")
+        x = layers.patch_product(pixels, "visual.patch_embed.proj")
         if self.grid_side:
             x = graph.add(x, self._learned_positions(layers))
         rotation = (spread(graph, "rope_cos", x, half), spread(graph, "rope_sin", x, half))

@@ -71,10 +71,7 @@ class SiglipTower(TileTower):
 
     def build(self, layers: Layers) -> None:
         """See ``Tower``."""
-        pixels = layers.graph.input(
-            "pixel_values", "float32", [IMAGES, self.channels, self.image_size, self.image_size]
-        )
-        x = self._embed(layers, pixels)
+        x = self._embed(layers, layers.pixels(IMAGES, self.channels, self.image_size, self.image_size))
         for layer in range(self.layers):
             x = self._layer(layers, x, f"{TOWER}encoder.layers.{layer}.")
         x = layers.layer_norm(x, f"{TOWER}post_layernorm", self.epsilon)
@@ -83,7 +80,6 @@ class SiglipTower(TileTower):
 
     def _embed(self, layers: Layers, pixels: Value) -> Value:
         graph, side, patch = layers.graph, self.side, self.patch_size
-        pixels = graph.as_element(pixels.name)
         if self.image_size != side * patch:  # a convolution leaves the rest out
             ends = graph.constant(np.array([side * patch] * 2, dtype=np.int64))
             starts, axes = (graph.constant(np.array(pair, dtype=np.int64)) for pair in ([0, 0], [2, 3]))

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..processor import ProcessedImages
+from ..image_plan import ImagePlan
+from ..processor import ProcessedImages, process_planned
 from ..processor_settings import ProcessorSettings
 from .siglip import SiglipProcessor
 
@@ -37,10 +38,17 @@ class Gemma3Processor:
             )
         return cls(squares)
 
+    @property
+    def table(self) -> np.ndarray:
+        """See ``PlannedProcessor``."""
+        return self.squares.table
+
     def process(self, images: Sequence[np.ndarray]) -> ProcessedImages:
         """See ``Processor.process``."""
-        processed = self.squares.process(images)
-        texts = (
-            f"\n\n{self.image_mark}{self.image_token * count}{self.end_mark}\n\n" for count in processed.token_counts
-        )
-        return replace(processed, placeholders=tuple(texts))
+        return process_planned(self, images)
+
+    def plan(self, height: int, width: int) -> ImagePlan:
+        """See ``PlannedProcessor``."""
+        plan = self.squares.plan(height, width)
+        tokens = f"{self.image_mark}{self.image_token * plan.token_count}{self.end_mark}"
+        return replace(plan, placeholder=f"\n\n{tokens}\n\n")

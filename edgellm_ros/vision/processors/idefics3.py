@@ -15,10 +15,10 @@ import numpy as np
 
 from ...errors import EngineDirectoryError
 from ...json_values import whole_number
-from ..processor import ProcessedImages, check_images
+from ..image_plan import ImagePlan, Resized, Tiles
+from ..processor import ProcessedImages, process_planned
 from ..processor_settings import ProcessorSettings
-from ..resize import Filter, resize
-from .pixels import planes
+from ..resize_taps import Filter
 
 LONGEST_SIDE = 4096  # whatever the settings say
 
@@ -66,33 +66,23 @@ class Idefics3Processor:
 
     def process(self, images: Sequence[np.ndarray]) -> ProcessedImages:
         """See ``Processor.process``."""
-        check_images(images)
-        grids = [self.tile_grid(*image.shape[:2]) for image in images]
-        rows = tuple(down * across + 1 for down, across in grids)
-        pixels = np.empty((sum(rows), 3, self.tile, self.tile), self.table.dtype)
-        first = 0
-        for image, grid, count in zip(images, grids, rows, strict=True):
-            for index, tile in enumerate(self._tiles(image, grid)):
-                planes(tile, self.table, pixels[first + index])
-            first += count
-        return ProcessedImages(
-            inputs={"pixel_values": pixels},
-            rows=rows,
-            token_counts=tuple(count * self.tokens_per_tile for count in rows),
-            placeholders=tuple(self._placeholder(*grid) for grid in grids),
-        )
+        return process_planned(self, images)
 
-    def _tiles(self, image: np.ndarray, grid: tuple[int, int]) -> list[np.ndarray]:
-        """Views that hold until the next image."""
-        image = resize(image, *self._first_size(*image.shape[:2]), self.kernel, borrowed="first")
-        tiles = []
+    def plan(self, height: int, width: int) -> ImagePlan:
+        """See ``PlannedProcessor``."""
+        down, across = self.tile_grid(height, width)
+        steps = [Resized(0, *self._first_size(height, width))]
         if self.split:
-            image = resize(image, *self._whole_tiles(*image.shape[:2]), self.kernel, borrowed="tiles")
-        for row in range(grid[0]):
-            for column in range(grid[1]):
-                top, left = row * self.tile, column * self.tile
-                tiles.append(image[top : top + self.tile, left : left + self.tile])
-        return [*tiles, resize(image, self.tile, self.tile, self.kernel, borrowed="whole")]
+            steps.append(Resized(1, *self._whole_tiles(steps[0].height, steps[0].width)))
+        steps.append(Resized(len(steps), self.tile, self.tile))
+        whole = Tiles(len(steps), 1, 1, self.tile, self.tile)
+        return ImagePlan(
+            self.kernel,
+            tuple(steps),
+            (Tiles(len(steps) - 1, down, across, self.tile, self.tile), whole) if down else (whole,),
+            (down * across + 1) * self.tokens_per_tile,
+            self._placeholder(down, across),
+        )
 
     def _first_size(self, height: int, width: int) -> tuple[int, int]:
         """The longest edge as set, the other rounded up to an even number, then both within ``LONGEST_SIDE``."""

@@ -9,10 +9,10 @@ from functools import lru_cache
 import numpy as np
 
 from ...json_values import finite_number, whole_number
-from ..processor import ProcessedImages, check_images
+from ..image_plan import ImagePlan, Resized, Tiles
+from ..processor import ProcessedImages, process_planned
 from ..processor_settings import ProcessorSettings
-from ..resize import Filter, resize
-from .pixels import planes
+from ..resize_taps import Filter
 
 
 @lru_cache(maxsize=64)
@@ -82,34 +82,19 @@ class InternVLProcessor:
 
     def process(self, images: Sequence[np.ndarray]) -> ProcessedImages:
         """See ``Processor.process``."""
-        check_images(images)
-        grids = [tile_grid(*image.shape[:2], self.tile, self.fewest_tiles, self.most_tiles) for image in images]
-        rows = tuple(down * across + (1 if self.thumbnail and down * across > 1 else 0) for down, across in grids)
-        pixels = np.empty((sum(rows), 3, self.tile, self.tile), self.table.dtype)
-        index = 0
-        for image, grid in zip(images, grids, strict=True):
-            for tile in self._tiles(image, grid):
-                planes(tile, self.table, pixels[index])
-                index += 1
-        counts = tuple(count * self.tokens_per_tile for count in rows)
-        return ProcessedImages(
-            inputs={"pixel_values": pixels},
-            rows=rows,
-            token_counts=counts,
-            placeholders=tuple(f"{self.start_token}{self.image_token * count}{self.end_token}" for count in counts),
-        )
+        return process_planned(self, images)
 
-    def _tiles(self, image: np.ndarray, grid: tuple[int, int]) -> list[np.ndarray]:
-        down, across = grid
-        whole = resize(image, down * self.tile, across * self.tile, self.kernel, borrowed="tiles")
-        tiles = [
-            whole[top : top + self.tile, left : left + self.tile]
-            for top in range(0, down * self.tile, self.tile)
-            for left in range(0, across * self.tile, self.tile)
-        ]
-        if self.thumbnail and len(tiles) > 1:
-            tiles.append(resize(image, self.tile, self.tile, self.kernel, borrowed="whole"))
-        return tiles
+    def plan(self, height: int, width: int) -> ImagePlan:
+        """See ``PlannedProcessor``."""
+        tile = self.tile
+        down, across = tile_grid(height, width, tile, self.fewest_tiles, self.most_tiles)
+        steps, parts = [Resized(0, down * tile, across * tile)], [Tiles(1, down, across, tile, tile)]
+        if self.thumbnail and down * across > 1:
+            steps.append(Resized(0, tile, tile))
+            parts.append(Tiles(2, 1, 1, tile, tile))
+        count = (down * across + len(parts) - 1) * self.tokens_per_tile
+        placeholder = f"{self.start_token}{self.image_token * count}{self.end_token}"
+        return ImagePlan(self.kernel, tuple(steps), tuple(parts), count, placeholder)
 
 
 def _tile_size(settings: ProcessorSettings) -> int:

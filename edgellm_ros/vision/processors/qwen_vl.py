@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from ...errors import RequestError
-from ..processor import ProcessedImages, Video, check_images
+from ..image_plan import ImagePlan, Patches, Resized, cut_patches
+from ..processor import ProcessedImages, Video, check_images, process_planned
 from ..processor_settings import ProcessorSettings
-from ..resize import Filter, resize
+from ..resize import resize
+from ..resize_taps import Filter
 
 LARGEST_RATIO = 200  # of the longer side to the shorter
 
@@ -47,27 +49,6 @@ def smart_resize(
         new_height = math.ceil(height * grow / factor) * factor
         new_width = math.ceil(width * grow / factor) * factor
     return new_height, new_width
-
-
-def patchify(frames: np.ndarray, patch: int, merge: int, temporal: int, table: np.ndarray) -> np.ndarray:
-    """uint8 [F,H,W,3] to [F/temporal * H/patch * W/patch, 3*temporal*patch*patch] of the table's dtype [256,3].
-
-    Patches that are merged into one token follow each other. ``F`` is 1 (a still image, used ``temporal`` times) or a
-    multiple of ``temporal``.
-    """
-    count, height, width, _ = frames.shape
-    times = max(count // temporal, 1)
-    down, across = height // patch // merge, width // patch // merge
-    shape = (times, down, across, merge, merge, 3, temporal, patch, patch)
-    result = np.empty(shape, table.dtype)
-    split = frames.reshape(times, -1, down, merge, patch, across, merge, patch, 3)
-    for channel in range(3):
-        plane = split[..., channel].transpose(0, 2, 5, 3, 6, 1, 4, 7)
-        if table.dtype == np.uint8:
-            result[:, :, :, :, :, channel] = plane
-        else:
-            result[:, :, :, :, :, channel] = np.take(table[:, channel], plane)
-    return result.reshape(times * down * across * merge * merge, -1)
 
 
 @dataclass(frozen=True)
@@ -118,22 +99,17 @@ class QwenVLProcessor:
 
     def process(self, images: Sequence[np.ndarray]) -> ProcessedImages:
         """See ``Processor.process``."""
-        check_images(images)
+        return process_planned(self, images)
+
+    def plan(self, height: int, width: int) -> ImagePlan:
+        """See ``PlannedProcessor``."""
         factor = self.patch * self.merge
-        patches, grids = [], []
-        for image in images:
-            height, width = smart_resize(image.shape[0], image.shape[1], factor, self.min_pixels, self.max_pixels)
-            resized = resize(image, height, width, self.kernel, borrowed="whole")
-            patches.append(patchify(resized[None], self.patch, self.merge, self.temporal_patch, self.table))
-            grids.append((1, height // self.patch, width // self.patch))
-        counts = tuple(down * across // self.merge**2 for _, down, across in grids)
-        return ProcessedImages(
-            inputs={"pixel_values": patches[0] if len(patches) == 1 else np.concatenate(patches)},
-            rows=tuple(len(part) for part in patches),
-            token_counts=counts,
-            placeholders=tuple(self.image_token * count for count in counts),
-            grids=np.array(grids, np.int64),
-        )
+        height, width = smart_resize(height, width, factor, self.min_pixels, self.max_pixels)
+        patches = Patches(1, height, width, self.patch, self.merge, self.temporal_patch)
+        grid = (1, height // self.patch, width // self.patch)
+        count = grid[1] * grid[2] // self.merge**2
+        steps = (Resized(0, height, width),)
+        return ImagePlan(self.kernel, steps, (patches,), count, self.image_token * count, grid)
 
     def process_video(self, video: Video) -> ProcessedImages:
         """See ``VideoProcessor.process_video``; the last frame is used again until whole patches are full."""
@@ -146,7 +122,7 @@ class QwenVLProcessor:
         height, width = self._video_size(len(video.frames), *sizes.pop())
         frames = [resize(frame, height, width, self.kernel) for frame in video.frames]
         frames += [frames[-1]] * (-len(frames) % self.temporal_patch)
-        patches = patchify(np.stack(frames), self.patch, self.merge, self.temporal_patch, self.table)
+        patches = cut_patches(np.stack(frames), self.patch, self.merge, self.temporal_patch, self.table)
         grid = (len(frames) // self.temporal_patch, height // self.patch, width // self.patch)
         count = math.prod(grid) // self.merge**2
         return ProcessedImages(

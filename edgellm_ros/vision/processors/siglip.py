@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...json_values import whole_number
-from ..processor import ProcessedImages, check_images
+from ..image_plan import ImagePlan, Resized, Tiles
+from ..processor import ProcessedImages, process_planned
 from ..processor_settings import ProcessorSettings
-from ..resize import Filter, resize
-from .pixels import planes
+from ..resize_taps import Filter
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,13 @@ class SiglipProcessor:
 
     def process(self, images: Sequence[np.ndarray]) -> ProcessedImages:
         """See ``Processor.process``."""
-        check_images(images)
-        pixels = np.empty((len(images), 3, self.height, self.width), self.table.dtype)
-        for index, image in enumerate(images):
-            planes(resize(image, self.height, self.width, self.kernel, borrowed="whole"), self.table, pixels[index])
-        counts = (self.tokens_per_image,) * len(images)
-        return ProcessedImages(
-            inputs={"pixel_values": pixels},
-            rows=(1,) * len(images),
-            token_counts=counts,
-            placeholders=tuple(self.image_token * count for count in counts),
-        )
+        return process_planned(self, images)
+
+    def plan(self, height: int, width: int) -> ImagePlan:
+        """See ``PlannedProcessor``: the same for every size."""
+        count = self.tokens_per_image
+        squares = (Tiles(1, 1, 1, self.height, self.width),)
+        return ImagePlan(self.kernel, (Resized(0, self.height, self.width),), squares, count, self.image_token * count)
 
 
 def _tokens(settings: ProcessorSettings, height: int, width: int) -> int:
