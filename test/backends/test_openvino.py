@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -14,6 +15,7 @@ from openvino_choice import compute_in_float32, prefer_openvino
 
 from edgellm_ros.backends import chosen_engine, openvino_graph
 from edgellm_ros.backends.base import DataType
+from edgellm_ros.backends.engine_tensors import NamedTensors
 from edgellm_ros.backends.registry import graph_libraries, open_backend
 from edgellm_ros.errors import BackendError, MissingPackageError
 
@@ -197,3 +199,20 @@ def test_only_a_cpu_with_amx_computes_in_bfloat16(tmp_path, flags, wanted):
     place.write_text(f"processor : 0\n{flags}\n")
     assert openvino_graph.inference_precision(place) == wanted
     assert openvino_graph.inference_precision(tmp_path / "nothing") == "f32"
+
+
+@pytest.mark.parametrize(
+    ("packs_first", "runs", "taken", "count"),
+    [
+        (False, [0.9, 0.1, 0.1], 0.9, 1),  # a long first run is enough
+        (False, [0.3, 0.2, 0.1], 0.1, 3),
+        (True, [5.0, 0.2, 0.3], 0.2, 3),  # what packs weights in its first run is not judged by it
+        (True, [5.0, 0.8, 0.1], 0.8, 2),
+    ],
+)
+def test_a_probe_runs_as_often_as_it_must(monkeypatch, packs_first, runs, taken, count):
+    clock, done = iter(np.cumsum([0.0, *(value for run in runs for value in (run, 0.0))])), []
+    monkeypatch.setattr(chosen_engine, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    probe = chosen_engine._Probe({}, {}, NamedTensors("graph", {}, {}))
+    seconds, outputs = probe.run(lambda name, tensor: None, done.append, packs_first=packs_first)
+    assert seconds == pytest.approx(taken) and len(done) == count and outputs == []
