@@ -16,6 +16,7 @@ from pathlib import Path
 
 from .harness import EngineSpec, PeerUnavailableError, SkippedPeer
 from .peers.gguf_llama import smollm2_gguf
+from .vision_shapes import VisionShape
 
 ROOT = Path(__file__).resolve().parent.parent
 GEMMA = "gemma3-270m"  # a model in wheels, by the name that our builder knows it by
@@ -65,16 +66,52 @@ class Workspace:
             for old in self.cache.glob(f"{model}-{kind}-*"):
                 shutil.rmtree(old)
             source = str(self.source) if model == "smollm2" else model
-            command = [*build_command(), source, str(directory), "--precision", precision, *LIMITS, *options]
-            done = subprocess.run(command, cwd=ROOT, env=child_environment(), capture_output=True, text=True)
-            if done.returncode:
-                raise PreparationError(f"edgellm build exited with {done.returncode}: {last_line(done.stderr)}")
+            self._build([source, str(directory), "--precision", precision, *LIMITS, *options])
         return directory
 
     def ours(self, precision: str, options: Sequence[str] = (), model: str = "smollm2") -> EngineSpec:
         """Our runtime on an engine directory of that precision, built with these options."""
         directory = self.engine_directory(precision, options, model)
         return EngineSpec(f"edgellm {precision}", "benchmarks.ours:Runtime", {"engine_directory": str(directory)})
+
+    def random_engine(self, shape: VisionShape, precision: str, *, text_only: bool = False) -> Path:
+        """An engine directory of random weights in the shape of a vision-language model.
+
+        :raises PreparationError: the build failed.
+        """
+        kind = f"{shape.label}-{precision}{'-text' if text_only else ''}"
+        directory = self.cache / f"{kind}-{builder_digest()}"
+        if not (directory / "manifest.json").is_file():
+            self.say(f"building {kind}")
+            self.cache.mkdir(parents=True, exist_ok=True)
+            for old in self.cache.glob(f"{kind}-*"):
+                shutil.rmtree(old)
+            source = shape.write(self.cache / f"{kind}-source")
+            options = ["--random-weights", "--max-batch", "1", "--max-input", "4096", "--max-kv", "4096"]
+            self._build([str(source), str(directory), "--precision", precision, *options,
+                         *(["--text-only"] if text_only else [])])  # fmt: skip
+        return directory
+
+    def torch_tower(self, shape: VisionShape, precision: str) -> EngineSpec | SkippedPeer:
+        """The image tower of a shape in transformers on torch."""
+        label = f"transformers torch tower {precision}"
+        try:
+            for package in ("torch", "transformers"):
+                self._need(self.torch_python, package, "--torch-python")
+        except PeerUnavailableError as skip:
+            return SkippedPeer(label, str(skip))
+        return EngineSpec(
+            label,
+            "benchmarks.peers.transformers_tower:TransformersTower",
+            {"config": dict(shape.config), "precision": precision},
+            interpreter=self.torch_python,
+        )
+
+    def _build(self, arguments: Sequence[str]) -> None:
+        command = [*build_command(), *arguments]
+        done = subprocess.run(command, cwd=ROOT, env=child_environment(), capture_output=True, text=True)
+        if done.returncode:
+            raise PreparationError(f"edgellm build exited with {done.returncode}: {last_line(done.stderr)}")
 
     def llama_cpp(self, kind: str) -> EngineSpec | SkippedPeer:
         """llama.cpp on weights that it requantised to ``kind`` itself."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..harness import Case
 from ..workspace import Workspace
-from . import batch, build, decode, node, prefill, prefix, shaped
+from . import batch, build, decode, node, prefill, prefix, shaped, vision
 
 CaseMaker = Callable[[Workspace], Case]
 
@@ -18,4 +18,5 @@ CASES: dict[str, CaseMaker] = {
     **shaped.CASES,
     **node.CASES,
     **build.CASES,
+    **vision.CASES,
 }
