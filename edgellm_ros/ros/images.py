@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 DEPTH = 2  # of a subscription; the newest frame is what counts
 FRAMES_IN_ORDER = 256  # of each camera that wait where every one is used
-GLANCE = 0.5  # s between looks at cameras whose frames wait for a prompt
+WAITING = 4  # frames of each of several cameras that wait for a prompt: partners are looked for among them
+GLANCE = 1.0  # s between looks at cameras whose frames wait for a prompt
 _POLL = 0.1  # s between looks at a request that waits for images
 _QUICK_POLL = 0.01  # s, where nobody tells that one came
 _SENTENCES = {
@@ -136,7 +137,8 @@ class CameraInputs:
                 group.look()
 
             self._glance = node.create_timer(GLANCE, glance)
-        profile = _with_depth(qos_profile_sensor_data, in_order or DEPTH)
+        self._depth = in_order or (WAITING if group is not None and len(self.cameras) > 1 else DEPTH)
+        profile = _with_depth(qos_profile_sensor_data, self._depth)
         self._subscriptions = [
             node.create_subscription(
                 CompressedImage if camera.compressed else Image,
@@ -170,7 +172,7 @@ class CameraInputs:
 
         with self._taking:
             for subscription in self._subscriptions:
-                for serialised in take_waiting(subscription, DEPTH):
+                for serialised in take_waiting(subscription, self._depth):
                     subscription.callback(serialised)
 
     def _receiver(self, camera: Camera) -> Callable[[bytes], None]:
