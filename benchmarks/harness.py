@@ -62,6 +62,7 @@ class Case:
     task: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     peers: tuple[EngineSpec | SkippedPeer, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)  # of the model and the task, to stand in each row
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Row:
     device: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     skipped: str = ""  # why the peer has no value
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float | None:
@@ -85,8 +87,13 @@ class Row:
         return self.ours / self.peer_value if self.peer_value else None
 
     def to_json(self) -> dict[str, Any]:
-        """The row with exactly the keys that results files have."""
+        """The row with exactly the keys that results files have; with facts, these and how far rounds spread, too."""
         ratio = self.ratio
+        spread = {
+            "median": significant(self.ours),
+            "p95": significant(percentile(self.ours_runs, 95)),
+            "peer_p95": significant(percentile(self.peer_runs, 95)) if self.peer_runs else None,
+        }
         return {
             "case": self.case,
             "metric": self.metric.name,
@@ -101,12 +108,21 @@ class Row:
                 "ours": [significant(value) for value in self.ours_runs],
                 "peer": [significant(value) for value in self.peer_runs],
             },
+            **({**self.facts, **spread} if self.facts else {}),
         }
 
 
 def significant(value: float, digits: int = 5) -> float:
     """Rounded to so many significant digits."""
     return float(f"{value:.{digits}g}")
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that ``share`` percent lie below, between two rounds where it falls there."""
+    ordered, place = sorted(values), (len(values) - 1) * share / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def device_name(threads: int) -> str:
@@ -212,6 +228,7 @@ class Interleaver:
                 ours,
                 device=device_name(self.threads),
                 versions=dict(versions[case.ours.label]),
+                facts=case.facts,
             )
             compared = []
             for peer in case.peers:

@@ -34,6 +34,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--torch-python", default=sys.executable, metavar="PYTHON", help="has torch, transformers, gguf"
     )
+    parser.add_argument("--lerobot-python", default=sys.executable, metavar="PYTHON", help="has lerobot and torch")
+    parser.add_argument(
+        "--lerobot-path", default="", metavar="FOLDERS", help="where that Python looks for lerobot's packages first"
+    )
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="where engines and weights are kept")
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
     arguments = parser.parse_args(argv)
@@ -61,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         threads=arguments.threads,
         llama_python=arguments.llama_python,
         torch_python=arguments.torch_python,
+        lerobot_python=arguments.lerobot_python,
+        lerobot_path=arguments.lerobot_path,
         say=say,
     )
     if arguments.cache:

@@ -10,12 +10,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .harness import EngineSpec, PeerUnavailableError, SkippedPeer
 from .peers.gguf_llama import smollm2_gguf
+from .policy_shape import write_smolvla_shape
 from .vision_shapes import VisionShape
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,13 +32,16 @@ class PreparationError(Exception):
 class Workspace:
     """Paths and interpreters of one run of the benchmarks.
 
-    ``llama_python`` and ``torch_python`` are interpreters that have llama-cpp-python, or torch, transformers and gguf.
+    ``llama_python`` and ``torch_python`` are interpreters that have llama-cpp-python, or torch, transformers and gguf;
+    ``lerobot_python`` is one that has lerobot.
     """
 
     cache: Path = ROOT / "benchmarks" / ".cache"
     threads: int = 2
     llama_python: str = sys.executable
     torch_python: str = sys.executable
+    lerobot_python: str = sys.executable
+    lerobot_path: str = ""  # folders to look for its packages in first
     say: Callable[[str], None] = print
     _importable: dict[tuple[str, str], str] = field(default_factory=dict)
 
@@ -58,15 +62,38 @@ class Workspace:
 
         :raises PreparationError: the build failed.
         """
-        kind = "".join((precision, *(option.replace("--", "_") for option in options)))
+        source = str(self.source) if model == "smollm2" else model
+        return self._built(model, precision, source, [*LIMITS, *options])
+
+    def policy_directory(self, precision: str) -> Path:
+        """An engine directory of SmolVLA's published shape with random weights.
+
+        :raises PreparationError: the build failed.
+        """
+        shape = write_smolvla_shape(self.cache / "smolvla-450m-shape")
+        return self._built("smolvla-450m", precision, str(shape), ["--random-weights"])
+
+    def tabletop_directory(self) -> Path:
+        """An engine directory of the policy that comes with the package.
+
+        :raises PreparationError: the build failed.
+        """
+        source = ROOT / "edgellm_ros" / "tabletop" / "checkpoint"
+        settings = str(source / "policy_settings.yaml")
+        return self._built("tabletop", "int8", str(source), ["--policy-settings", settings])
+
+    def _built(self, model: str, precision: str, source: str, options: Sequence[str] = ()) -> Path:
+        kind = "".join((precision, *(option.replace("--", "_").replace("/", "_") for option in options)))
         directory = self.cache / f"{model}-{kind}-{builder_digest()}"
         if not (directory / "manifest.json").is_file():
             self.say(f"building {model} {precision}")
             self.cache.mkdir(parents=True, exist_ok=True)
             for old in self.cache.glob(f"{model}-{kind}-*"):
                 shutil.rmtree(old)
-            source = str(self.source) if model == "smollm2" else model
-            self._build([source, str(directory), "--precision", precision, *LIMITS, *options])
+            command = [*build_command(), source, str(directory), "--precision", precision, *options]
+            done = subprocess.run(command, cwd=ROOT, env=child_environment(), capture_output=True, text=True)
+            if done.returncode:
+                raise PreparationError(f"edgellm build exited with {done.returncode}: {last_line(done.stderr)}")
         return directory
 
     def ours(self, precision: str, options: Sequence[str] = (), model: str = "smollm2") -> EngineSpec:
@@ -79,18 +106,9 @@ class Workspace:
 
         :raises PreparationError: the build failed.
         """
-        kind = f"{shape.label}-{precision}{'-text' if text_only else ''}"
-        directory = self.cache / f"{kind}-{builder_digest()}"
-        if not (directory / "manifest.json").is_file():
-            self.say(f"building {kind}")
-            self.cache.mkdir(parents=True, exist_ok=True)
-            for old in self.cache.glob(f"{kind}-*"):
-                shutil.rmtree(old)
-            source = shape.write(self.cache / f"{kind}-source")
-            options = ["--random-weights", "--max-batch", "1", "--max-input", "4096", "--max-kv", "4096"]
-            self._build([str(source), str(directory), "--precision", precision, *options,
-                         *(["--text-only"] if text_only else [])])  # fmt: skip
-        return directory
+        options = ["--random-weights", "--max-batch", "1", "--max-input", "4096", "--max-kv", "4096"]
+        source = shape.write(self.cache / f"{shape.label}-shape")
+        return self._built(shape.label, precision, str(source), [*options, *(["--text-only"] if text_only else [])])
 
     def torch_tower(self, shape: VisionShape, precision: str) -> EngineSpec | SkippedPeer:
         """The image tower of a shape in transformers on torch."""
@@ -106,12 +124,6 @@ class Workspace:
             {"config": dict(shape.config), "precision": precision},
             interpreter=self.torch_python,
         )
-
-    def _build(self, arguments: Sequence[str]) -> None:
-        command = [*build_command(), *arguments]
-        done = subprocess.run(command, cwd=ROOT, env=child_environment(), capture_output=True, text=True)
-        if done.returncode:
-            raise PreparationError(f"edgellm build exited with {done.returncode}: {last_line(done.stderr)}")
 
     def llama_cpp(self, kind: str) -> EngineSpec | SkippedPeer:
         """llama.cpp on weights that it requantised to ``kind`` itself."""
@@ -162,6 +174,24 @@ class Workspace:
             interpreter=self.torch_python,
         )
 
+    def lerobot(self, precision: str) -> EngineSpec | SkippedPeer:
+        """The SmolVLA of lerobot on torch: fp32, or with language model and expert in bf16, as lerobot loads them."""
+        label = f"lerobot torch {precision}"
+        path = [str(ROOT), *filter(None, (self.lerobot_path,))]
+        environment = {"PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1"}
+        try:
+            for package in ("torch", "lerobot"):
+                self._need(self.lerobot_python, package, "--lerobot-python and --lerobot-path", environment)
+        except PeerUnavailableError as skip:
+            return SkippedPeer(label, str(skip))
+        return EngineSpec(
+            label,
+            "benchmarks.peers.lerobot_smolvla:LerobotSmolVLA",
+            {"shape": str(write_smolvla_shape(self.cache / "smolvla-450m-shape")), "precision": precision},
+            interpreter=self.lerobot_python,
+            environment=environment,
+        )
+
     def _llama_file(self, kind: str) -> Path:
         path = self.cache / f"llama-cpp-{self.source.stat().st_size}-{kind}.gguf"
         if path.is_file():
@@ -178,13 +208,14 @@ class Workspace:
             )
         return path
 
-    def _need(self, interpreter: str, package: str, option: str) -> None:
+    def _need(self, interpreter: str, package: str, option: str, environment: Mapping[str, str] | None = None) -> None:
         """:raises PeerUnavailableError: that interpreter cannot import the package."""
         key = (interpreter, package)
         if key not in self._importable:
             code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
             try:
-                done = subprocess.run([interpreter, "-c", code], capture_output=True, text=True)
+                variables = {**os.environ, **(environment or {})}
+                done = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, env=variables)
                 missing = f"{package} is not importable; name an interpreter that has it with {option}"
                 self._importable[key] = missing if done.returncode else ""
             except OSError as error:

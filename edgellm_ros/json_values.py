@@ -48,6 +48,22 @@ def is_positive(value: Any) -> bool:
         return False
 
 
+def is_file(path: Path) -> bool:
+    """Whether there is a regular file; a path that the system does not take is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder; a path that the system does not take is none."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def plain_text(value: Any) -> str:
     """A name as one line that every log, terminal and message can carry."""
     return _UNPRINTABLE.sub("\ufffd", str(value))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..harness import Case
 from ..workspace import Workspace
-from . import batch, build, decode, node, prefill, prefix, shaped, vision
+from . import batch, build, decode, images, node, policy, prefill, prefix, shaped, vision
 
 CaseMaker = Callable[[Workspace], Case]
 
@@ -16,7 +16,9 @@ CASES: dict[str, CaseMaker] = {
     **prefill.CASES,
     **prefix.CASES,
     **shaped.CASES,
+    **vision.CASES,
+    **policy.CASES,
     **node.CASES,
     **build.CASES,
-    **vision.CASES,
+    **images.CASES,
 }

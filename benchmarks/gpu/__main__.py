@@ -16,7 +16,7 @@ from typing import Any
 
 from edgellm_ros.errors import EdgeLLMError
 
-from . import checks
+from . import checks, policies
 from .measure import StepTimes, measure
 from .models import SHAPES, build_shape, build_smollm2
 
@@ -253,7 +253,11 @@ def run_leaks(arguments: argparse.Namespace, report: Report, directory: Path, li
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    if sys.argv[1:2] == ["policies"]:
+        return policies.main(sys.argv[2:])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=__doc__, epilog="'policies --help' tells of policies."
+    )
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--models", type=Path, default=Path("benchmarks/.cache/gpu"), help="where engines are built")
     parser.add_argument("--reference", type=Path, default=Path("benchmarks/gpu/reference.json"))

@@ -20,11 +20,12 @@ from ..vision.mrope import MropeRule, mrope_positions
 from ..vision.opencv import opencv
 from ..vision.processor import ProcessedImages, open_processor
 from ..vision.pruner import PruningOutcome, PruningReport, VisualPrunerConfig
-from ..vision.tower import PIXELS, Tower
+from ..vision.tower import PIXELS, PlacedImage, Tower
 from ..vision.visual_directory import open_visual_directory
 from .action_engine import PREFIX_GRAPH_FILE, ActionEngine
 from .policy_manifest import PolicyManifest
 
+MOST_PICTURES = 16  # cameras and sizes of theirs whose tensors are kept
 KINDS = ("text", "image")  # of rows that the action engine's layers look at, each at one of them
 
 
@@ -48,6 +49,7 @@ class ContextEngines(ActionEngine):
         self._before, self._after = before, tokenizer.encode(after)
         self._tokenizer = tokenizer
         self._encoded: list[EncodedMedia] = []
+        self._pictures: dict[tuple[int, tuple[int, int, int]], PlacedImage] = {}
         self._processed: ProcessedImages | None = None
         self._counts = dict.fromkeys(KINDS, 0)
         self._room = (0, 0, 0)  # rows of the prefix, of words and of pictures that tensors are there for
@@ -61,9 +63,22 @@ class ContextEngines(ActionEngine):
         """Run the image tower on what ``fit`` gave; its rows stay on the device."""
         self._processed, self._encoded, start = processed, [], 0
         assert processed.grids is not None
-        for rows, grid in zip(processed.rows, processed.grids.tolist(), strict=True):
-            self._encoded.append(self._tower.encode(processed.inputs[PIXELS][start : start + rows], tuple(grid)))
+        for camera, (rows, grid) in enumerate(zip(processed.rows, processed.grids.tolist(), strict=True)):
+            pixels = processed.inputs[PIXELS][start : start + rows]
+            place = self._place_of(camera, pixels.shape, tuple(grid))
+            place.write(pixels)
+            self.recordings.run(("vision", (camera, *grid)), place.run)
+            self._encoded.append(place.encoded)
             start += rows
+
+    def _place_of(self, camera: int, shape: tuple[int, ...], grid: tuple[int, int, int]) -> PlacedImage:
+        key = camera, grid
+        if key not in self._pictures:
+            if len(self._pictures) >= MOST_PICTURES:
+                self.recordings.clear()  # they know the tensors that are let go
+                self._pictures.clear()
+            self._pictures[key] = self._tower.place(shape, grid)
+        return self._pictures[key]
 
     def run_prefix(self, token_ids: list[int], state: np.ndarray, pruner: VisualPrunerConfig) -> PruningReport:
         """Run the prefix of the encoded pictures and the task; ``state`` is the normalised one, float32 [padded].

@@ -38,7 +38,7 @@ CAREFUL_SHARE = 12  # one in so many down projections keeps eight bits where the
 
 def dump_json(content: Mapping[str, object]) -> bytes:
     """As the JSON files of an engine directory are written."""
-    return json.dumps(content, indent=1, ensure_ascii=False).encode()
+    return json.dumps(content, indent=1, ensure_ascii=False).encode("utf-8", "replace")  # folders have any name
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,8 @@ def plan_build(
     config = read_config(checkpoint.config)
     if vision is not None:
         tower = vision.config["tower"]
-        config = replace(config, deepstack=tower.get("deepstack_planes", 0), blocks="blocks" in tower)
+        answers = policy is None or policy.language.answers  # else there is no graph that such a mask is for
+        config = replace(config, deepstack=tower.get("deepstack_planes", 0), blocks="blocks" in tower and answers)
     elif policy is None:
         check_text_alone(config)
     limits = choose_limits(config, limits)

@@ -39,7 +39,14 @@ def check_place(output: Path, needed: int) -> None:
 
     :raises EngineDirectoryError: no room, or ``output`` is or holds something else; a parent is a file, or closed.
     """
-    parent = next(folder for folder in output.parents if folder.exists())
+    try:
+        _check_place(output, needed)
+    except OSError as error:
+        raise EngineDirectoryError(f"{output} cannot be written ({error.strerror}); check the place.") from None
+
+
+def _check_place(output: Path, needed: int) -> None:
+    parent = next((folder for folder in output.parents if folder.exists()), output)
     if not os.access(parent, os.W_OK | os.X_OK) or not parent.is_dir():
         raise EngineDirectoryError(f"{output} cannot be written (no folder may be made in {parent}); check the place.")
     if output.is_symlink() or (output.exists() and not output.is_dir()):

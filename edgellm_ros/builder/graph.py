@@ -197,13 +197,15 @@ class Graph:
     def take_back(self, x: Value, operator: str) -> Node | None:
         """Remove the node that made ``x``, if it is of that kind, for another one to take over all its outputs.
 
-        None where it is of another kind, or where another node has used its outputs already.
+        None where it is of another kind or reads a weight, or where another node has used its outputs already.
         """
+        weights = {tensor.name for parameter in self.parameters for tensor in parameter.tensors}
         for index in range(len(self.nodes) - 1, -1, -1):
             node = self.nodes[index]
             if x.name in node.outputs:
                 used = any(name in node.outputs for later in self.nodes[index + 1 :] for name in later.inputs)
-                return self.nodes.pop(index) if node.operator == operator and not used else None
+                fits = node.operator == operator and not used and not weights.intersection(node.inputs)
+                return self.nodes.pop(index) if fits else None
         return None
 
     def _fresh(self, operator: str) -> str:

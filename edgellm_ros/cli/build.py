@@ -90,7 +90,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the random weights (default: %(default)s)")
     parser.add_argument(
-        "--policy-settings", type=Path, metavar="YAML", help="names, units and meaning of a policy's numbers"
+        "--policy-settings",
+        type=Path,
+        metavar="YAML",
+        help="names, units and meaning of a policy's numbers (default: policy_settings.yaml in its folder)",
     )
     parser.add_argument(
         "--policy-contract", metavar="NAME", help="robot that a policy of openpi is for: libero, droid or aloha"
@@ -154,6 +157,8 @@ def _adapter_limits(arguments: argparse.Namespace) -> AdapterLimits | None:
                 raise CheckpointError(f"{option} is given without --lora-rank; add it.")
         return None
     names = () if targets is None else tuple(targets.replace(",", " ").split())
+    if targets is not None and not names:
+        raise CheckpointError("--lora-targets names no projection; name some, or leave it out for all.")
     return AdapterLimits(arguments.lora_rank, 4 if slots is None else slots, names)
 
 

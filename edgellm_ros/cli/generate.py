@@ -57,8 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise RequestError("--logprobs is given without --json; add it.")
     if arguments.profile and not arguments.json:
         raise RequestError("--profile is given without --json; add it.")
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
     try:
         return _generate(arguments)
     except BrokenPipeError:

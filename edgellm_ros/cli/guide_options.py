@@ -50,7 +50,7 @@ def tools_from(arguments: argparse.Namespace) -> list[Any]:
         return []
     try:
         tools = json.loads(_text("--tools", arguments.tools))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"--tools {arguments.tools} is not JSON ({error}); correct it.") from None
     if not isinstance(tools, list):
         raise RequestError(f"--tools {arguments.tools} is no list; want a JSON list of functions.")

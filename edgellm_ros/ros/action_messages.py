@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 
 from builtin_interfaces.msg import Duration, Time
@@ -38,7 +39,8 @@ def joint_trajectory(
         after = due - origin
         if after > 0:
             time_from_start = Duration(sec=after // NANOSECONDS, nanosec=after % NANOSECONDS)
-            message.points.append(JointTrajectoryPoint(positions=row, time_from_start=time_from_start))
+            positions = array("d", row)  # a list would be checked number by number
+            message.points.append(JointTrajectoryPoint(positions=positions, time_from_start=time_from_start))
     return message
 
 
@@ -79,4 +81,4 @@ def chunk_array(chunk: ActionChunk) -> Float64MultiArray:
             MultiArrayDimension(label=names, size=columns, stride=columns),
         ]
     )
-    return Float64MultiArray(layout=layout, data=chunk.rows.reshape(-1).tolist())
+    return Float64MultiArray(layout=layout, data=array("d", chunk.rows.reshape(-1).tolist()))

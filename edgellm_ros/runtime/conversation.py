@@ -11,6 +11,7 @@ from ..json_values import shown
 from .media_marks import MediaMarks
 from .request import Message
 
+MOST_NESTING = 64  # of tools and of arguments of calls, which templates go through by recursion
 Mark = Callable[[str, bool], str]  # (text, whether it is the model's own turn) -> the text as the template gets it
 
 
@@ -49,11 +50,23 @@ def template_tools(tools: Sequence[Mapping[str, Any]], mark: Mark) -> list[dict[
     for place, tool in enumerate(tools):
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None
         name = function.get("name") if isinstance(function, Mapping) else None
+        if not _is_shallow(tool):
+            raise RequestError(f"tool {place} is nested more than {MOST_NESTING} deep; make it flatter.")
         if not isinstance(name, str) or not name or not _is_json(tool):
             wanted = '{"type": "function", "function": {"name": …, "parameters": …}}'
             raise RequestError(f"tool {place} is {shown(tool)}; want {wanted}.")
         wrapped.append(_marked(tool if "function" in tool else {"type": "function", "function": dict(tool)}, mark))
     return wrapped or None
+
+
+def _is_shallow(value: Any) -> bool:
+    level = [value]
+    for _ in range(MOST_NESTING):
+        holders = [entry for entry in level if isinstance(entry, Mapping | list | tuple)]
+        level = [item for entry in holders for item in (entry.values() if isinstance(entry, Mapping) else entry)]
+        if not level:
+            return True
+    return False
 
 
 def _is_json(value: Any) -> bool:
@@ -67,9 +80,10 @@ def _is_json(value: Any) -> bool:
 def _arguments(text: str) -> Any:
     """Templates write arguments themselves, so they get the values."""
     try:
-        return json.loads(text)
-    except ValueError:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
         return text
+    return values if _is_shallow(values) else text
 
 
 def _marked(value: Any, mark: Mark) -> Any:

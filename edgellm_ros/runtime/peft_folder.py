@@ -15,7 +15,7 @@ import numpy as np
 
 from ..adapter_format import AdapterFormat, AdapterStack
 from ..errors import RefusalCode, RequestError
-from ..json_values import finite_number, shown, whole_number
+from ..json_values import finite_number, is_folder, shown, whole_number
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -92,7 +92,7 @@ def read_peft_folder(path: Path | str, form: AdapterFormat) -> AdapterWeights:
 
 def _config(path: Path) -> dict[str, Any]:
     file = path / CONFIG_FILE
-    if not path.is_dir():
+    if not is_folder(path):
         raise bad_adapter(f"{path} is no folder; want one with {CONFIG_FILE} and {WEIGHTS_FILE}.")
     for part in (file, path / WEIGHTS_FILE):
         if part.exists() and not part.is_file():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +19,20 @@ from .visual_directory import TILES, VisualDirectory
 MOST_GRIDS = 8  # whose tables are kept: cameras of a robot keep their size
 PIXELS, EMBEDS = "pixel_values", "image_embeds"
 _PLANE = "deepstack_"
+
+
+@dataclass(frozen=True)
+class PlacedImage:
+    """Where the tower finds ``pixels`` and leaves ``encoded`` whenever it is ``run``, which touches nothing else."""
+
+    pixels: Tensor
+    encoded: EncodedMedia
+    run: Callable[[], None]
+
+    def write(self, pixels: np.ndarray) -> None:
+        """What the next run sees, as ``Tower.encode`` takes it."""
+        values = pixels.reshape(self.pixels.shape)
+        self.pixels.write(np.ascontiguousarray(values, dtype=self.pixels.dtype.numpy))
 
 
 class Tower:
@@ -67,6 +82,20 @@ class Tower:
                 for name in names:
                     self._backend.splice_rows(part[name], index, rows[name])
         return EncodedMedia(rows[EMBEDS], tuple(rows[name] for name in self.planes))
+
+    def place(self, shape: tuple[int, ...], grid: tuple[int, int, int] | None = None) -> PlacedImage:
+        """Tensors for images of a shape and grid that come again and again, as many as one call takes.
+
+        :raises RequestError: pixel values of another shape than the tower takes.
+        """
+        shape, tokens, tables = self._checked(shape, grid)
+        rows = {
+            name: self._backend.allocate((shape[0] * tokens, self.settings.hidden_size), DataType.FLOAT32)
+            for name in (EMBEDS, *self.planes)
+        }
+        pixels = self._backend.allocate(shape, self._engine.inputs[PIXELS].dtype)
+        encoded = EncodedMedia(rows[EMBEDS], tuple(rows[name] for name in self.planes))
+        return PlacedImage(pixels, encoded, lambda: self._run(pixels, tokens, tables, rows))
 
     def _checked(
         self, shape: tuple[int, ...], grid: tuple[int, int, int] | None

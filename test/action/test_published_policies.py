@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from benchmarks.gpu.policy_shapes import POLICY_SHAPES
 from edgellm_ros.action.normalization import NormalizationKind
 from edgellm_ros.action.policy_manifest import Handoff, PolicyManifest, StateInput
 from edgellm_ros.action.solver import FlowDirection
@@ -174,20 +175,7 @@ def test_the_robots_file_of_another_generation_is_refused(tmp_path):
         manifest_of(folder)
 
 
-FULL_GROOT = {
-    "architectures": ["Gr00tN1d7"], "model_type": "Gr00tN1d7", "model_name": "nvidia/Cosmos-Reason2-2B",
-    "action_horizon": 40, "add_pos_embed": True, "backbone_embedding_dim": 2048, "hidden_size": 1024,
-    "input_embedding_dim": 1536, "max_action_dim": 132, "max_state_dim": 132, "max_num_embodiments": 32,
-    "max_seq_len": 1024, "num_inference_timesteps": 4, "num_timestep_buckets": 1000, "select_layer": 16,
-    "use_alternate_vl_dit": True, "use_vlln": True, "state_history_length": 1, "attend_text_every_n_blocks": 2,
-    "diffusion_model_cfg": {
-        "attention_head_dim": 48, "interleave_self_attention": True, "norm_type": "ada_norm",
-        "num_attention_heads": 32, "num_layers": 32, "output_dim": 1024, "positional_embeddings": None,
-    },
-    "vl_self_attention_cfg": {
-        "attention_head_dim": 64, "num_attention_heads": 32, "num_layers": 4, "positional_embeddings": None,
-    },
-}  # fmt: skip
+FULL_GROOT = {**POLICY_SHAPES["groot"].files["config.json"], "max_num_embodiments": 32}
 
 
 @pytest.mark.parametrize("lowering", ["onnxruntime", "tensorrt", "tensorrt_legacy"])

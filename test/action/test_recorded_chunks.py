@@ -11,6 +11,7 @@ from fake_cuda import FakeDriver
 from policy_checkpoints import REFERENCE, observation, reference, scaled_error
 from pretend_gpu import pretend_backend
 
+from edgellm_ros.action import context_engines
 from edgellm_ros.action.observation import Observation
 from edgellm_ros.action.policy_runtime import PolicyRuntime
 from edgellm_ros.action.recordings import Recordings
@@ -96,6 +97,19 @@ def test_recorded_chunks_are_the_bytes_of_others_and_those_of_lerobot(engines, f
         assert report["recorded.prefix"].startswith("no: ") and not plain.runtime.recordings.counts
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_precision_is_recorded_too_and_stays_near(family, tmp_path):
+    arrays, _ = REFERENCES[family]
+    (tmp_path / "robot.yaml").write_text("embodiment: libero_sim\n")
+    settings = tmp_path / "robot.yaml" if family == "groot" else None
+    path = build_engine(REFERENCE / family, tmp_path / "half", precision="fp16", policy_settings=settings)
+    with Pretended(path) as gpu:
+        first, *others = (chunk(gpu.runtime, family).normalised for _ in range(3))
+        assert all(np.array_equal(other, first) for other in others) and gpu.runtime.recordings.counts["denoise"] == 1
+    ours, wanted = first.ravel().astype(np.float64), arrays["all_normalised"].ravel().astype(np.float64)
+    assert ours @ wanted / np.linalg.norm(ours) / np.linalg.norm(wanted) > 0.999
+
+
 def test_the_cpu_has_nothing_to_record(engines):
     with PolicyRuntime(engines["smolvla"], threads=1) as opened:
         first = chunk(opened, "smolvla").rows
@@ -103,16 +117,16 @@ def test_the_cpu_has_nothing_to_record(engines):
         assert opened.recordings.report() == {}
 
 
-@pytest.mark.parametrize("family", ["smolvla", "pi05"])
-def test_a_steady_chunk_takes_no_memory_and_waits_only_for_its_end(engines, family):
+@pytest.mark.parametrize(("family", "pictures"), [("smolvla", 1), ("pi05", 1), ("groot", 2)])
+def test_a_steady_chunk_takes_no_memory_and_waits_only_for_its_end(engines, family, pictures):
     with Pretended(engines[family]) as gpu:
         for _ in range(3):
             chunk(gpu.runtime, family)
         calls = gpu.count("cuMemAllocFromPoolAsync", "cuMemHostAlloc", "cuEventCreate", "cuStreamSynchronize",
                           "cuEventSynchronize", "cuGraphLaunch")  # fmt: skip
         chunk(gpu.runtime, family)
-        # pictures, prefix and all steps are a graph each; then the result is read, and the times
-        assert calls == ["cuGraphLaunch"] * 3 + ["cuEventSynchronize"] * 2
+        # Pictures (of each camera where sizes differ), prefix and all steps are graphs; then result and times are read.
+        assert calls == ["cuGraphLaunch"] * (pictures + 2) + ["cuEventSynchronize"] * 2
 
 
 def test_other_steps_cameras_tasks_and_pruning_are_recorded_beside_each_other(engines):
@@ -230,6 +244,19 @@ def test_a_policy_that_does_not_fit_is_refused_before_it_is_loaded(engines):
         gpu.driver.total = gpu.driver.used + largest - 1
         with pytest.raises(BackendError, match=r"out of memory: .*visual\.onnx needs"):
             gpu.backend.open_engine(engines["pi05"] / "visual" / "visual.onnx")
+
+
+def test_more_sizes_of_pictures_than_are_kept_begin_anew(engines, monkeypatch):
+    monkeypatch.setattr(context_engines, "MOST_PICTURES", 3)
+    arrays, _ = REFERENCES["groot"]
+    with Pretended(engines["groot"]) as gpu, Pretended(engines["groot"], records=False) as plain:
+        for height in (40, 60, 40, 40, 40, 80, 60, 60, 60):
+            images = {"head": np.full((height, 40, 3), height, np.uint8), "wrist": np.full((36, 36, 3), 9, np.uint8)}
+            seen = Observation(images, arrays["all_state"])
+            ours, wanted = (opened.runtime.compute(seen, "go", noise=arrays["all_noise"]) for opened in (gpu, plain))
+            assert ours.rows.tobytes() == wanted.rows.tobytes()
+            assert len(gpu.runtime._engines._pictures) <= 3
+        assert gpu.runtime.recordings.counts["vision"] == 2
 
 
 def test_a_kind_of_step_that_fails_once_is_not_tried_again():

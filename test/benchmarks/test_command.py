@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from fake_specs import KEYS, scripted
 
-from benchmarks import run
-from benchmarks.cases import CASES
+from benchmarks import policy_shape, run
+from benchmarks.cases import CASES, policy, vision
 from benchmarks.harness import Case, EngineSpec, Metric, SkippedPeer
 from benchmarks.workspace import PreparationError, Workspace
+from edgellm_ros.builder.build_plan import plan_build
+from edgellm_ros.builder.random_policy import open_random
 
 RESULTS = Path(run.__file__).parent / "results"
 
@@ -90,4 +92,27 @@ def test_committed_results_have_the_agreed_keys():
     for path in sorted(RESULTS.glob("*.json")):
         rows = json.loads(path.read_text(encoding="utf-8"))
         assert rows, path
-        assert all(set(row) == KEYS and set(row["runs"]) == {"ours", "peer"} for row in rows), path
+        assert all(set(row) >= KEYS and set(row["runs"]) == {"ours", "peer"} for row in rows), path
+        assert all(set(row) == KEYS or {"model", "precision", "median", "p95"} <= set(row) for row in rows), path
+
+
+def test_cases_of_policies_say_what_was_measured():
+    workspace = Workspace()
+    workspace.policy_directory = lambda precision: Path(precision)
+    for name, make in {**policy.CASES, **vision.CASES}.items():
+        if name != "policy_node":
+            assert {"model", "views", "precision", "backend"} <= set(make(workspace).facts), name
+        if name.startswith("policy_smolvla"):
+            assert {"prefix_tokens", "horizon", "steps"} <= set(make(workspace).facts)
+    assert CASES.keys() >= policy.CASES.keys() | vision.CASES.keys()
+
+
+def test_the_shape_of_a_policy_is_read_by_the_builder(tmp_path):
+    plan = plan_build(
+        open_random(policy_shape.write_smolvla_shape(tmp_path)), precision="fp32", limits=None, lowering="onnxruntime"
+    )
+    manifest = plan.policy.manifest
+    assert (manifest.image_tokens, manifest.rows) == (policy_shape.IMAGE_TOKENS, policy_shape.HORIZON)
+    assert len(f"{policy_shape.TASK}\n") == policy_shape.TEXT_TOKENS  # in a tokenizer of bytes
+    total = (sum(plan.policy.sizes.values()) + plan.vision.files.data_size) / 4 + 49280 * 960
+    assert 3.8e8 < total < 4.5e8  # the language model's head and last layer are not needed to act

@@ -41,6 +41,14 @@ def test_json_row_has_exactly_the_agreed_keys():
     assert content["versions"]["python"]
 
 
+def test_a_case_with_facts_has_them_in_each_row_and_how_far_rounds_spread():
+    case = Case("a", scripted("ours", [0, 10, 30, 20]), (RATE,), "work", {}, (scripted("peer", [0, 4, 4, 8]),))
+    (row,) = Interleaver(3, 2).run(replace(case, facts={"model": "m", "views": 2}))
+    content = row.to_json()
+    assert set(content) == KEYS | {"model", "views", "median", "p95", "peer_p95"}
+    assert (content["model"], content["median"], content["p95"], content["peer_p95"]) == ("m", 20, 29, 7.6)
+
+
 def test_engines_take_turns_and_each_starts_some_round(tmp_path):
     journal = str(tmp_path / "journal")
     names = ("ours", "first", "second")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,3 +115,26 @@ def test_a_shard_of_an_impossible_name_is_refused(folder, capsys, shard):
     content = json.loads(index.read_text())
     index.write_text(json.dumps({**content, "weight_map": dict.fromkeys(content["weight_map"], shard)}))
     assert len(refusal(capsys, folder)) < 1300
+
+
+@pytest.mark.parametrize("place", ["/", "/dev/null", "/dev/null/engine", "/proc/engine", "x" * 300, "x/" * 3000 + "x"])
+@pytest.mark.parametrize("flags", [[], ["--check"]], ids=["build", "check"])
+def test_a_place_that_cannot_be_is_refused_in_a_sentence(folder, capsys, monkeypatch, place, flags):
+    monkeypatch.chdir(folder.parent)
+    assert main(["build", *flags, str(folder), place]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1 and err.endswith(".\n")
+    assert [path.name for path in folder.parent.iterdir()] == ["checkpoint"]
+
+
+def test_folders_whose_names_are_no_text_are_served(tmp_path):
+    """As a shell gives them: bytes that are not UTF-8 in the name of the checkpoint and of the engine directory."""
+    place = tmp_path / "\udcff"
+    shutil.copytree(TINY, place / "check\udcfe")
+    for command in (
+        ["build", place / "check\udcfe", place / "engine"],
+        ["build", place / "check\udcfe", place / "engine"],
+        ["info", place / "engine"],
+    ):
+        done = subprocess.run([sys.executable, "-m", "edgellm_ros.cli.main", *command], capture_output=True)
+        assert done.returncode == 0, done.stderr

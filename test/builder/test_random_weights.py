@@ -99,7 +99,8 @@ REFUSED = {
     "nothing there": (None, "config.json"),
     "a quantised shape": ({**TINY_FAMILIES["llama"], "quantization_config": {"quant_method": "fp8"}}, "'fp8'"),
     "a vocabulary without room for bytes": ({**TINY_FAMILIES["llama"], "vocab_size": 100}, "vocab_size is 100"),
-    "a policy whose sizes are elsewhere": ({"type": "pi05", "output_features": {}}, "a pi05, whose config.json"),
+    "a policy whose sizes are elsewhere": ({"model_type": "alpamayo_r1"}, "the policy alpamayo_r1, whose config.json"),
+    "a policy with an unknown expert": ({"type": "pi05", "output_features": {}}, "has the action_expert_variant None"),
     "a policy of another kind": ({"type": "act", "output_features": {}}, "in one pass"),
     "another architecture": ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
 }

@@ -14,8 +14,10 @@ from tokenizers_for_tests import CHATML_TOKENS, byte_level
 from edgellm_ros.backends.fake import FakeScript
 from edgellm_ros.errors import RefusalCode, RequestError
 from edgellm_ros.runtime.chat_template import ChatTemplate
+from edgellm_ros.runtime.conversation import template_messages, template_tools
 from edgellm_ros.runtime.guide_grammar import Guide
 from edgellm_ros.runtime.guided import GuideCompiler
+from edgellm_ros.runtime.media_marks import MediaMarks
 from edgellm_ros.runtime.reasoning import ReasoningRules
 from edgellm_ros.runtime.request import (
     FinishReason,
@@ -265,3 +267,21 @@ def test_a_choice_goes_with_no_other_guide(tool_runtime):
     asked = request(item("hi", guided_decoding=Guide.choice("a")), tools=[GRIP], tool_choice="required")
     assert not tool_runtime.handle_request(asked, LLMGenerationResponse())
     assert "a guide of its own" in tool_runtime.last_refusal.message
+
+
+def deep(levels: int) -> dict:
+    value: dict = {}
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("levels", [70, 900, 5000])
+def test_tools_and_arguments_nested_without_end_are_refused_or_text(levels):
+    """Templates, and what marks control tokens, go through them by recursion."""
+    with pytest.raises(RequestError, match="tool 0 is nested more than 64 deep"):
+        template_tools([{"name": "f", "parameters": deep(levels)}], lambda text, own: text)
+    arguments = '{"a":' * levels + "1" + "}" * levels
+    messages = [Message("assistant", "", (ToolCall("f", arguments),))]
+    (turn,) = template_messages(messages, lambda text, own: text, MediaMarks(None, messages, None, str))
+    assert turn["tool_calls"][0]["function"]["arguments"] == arguments

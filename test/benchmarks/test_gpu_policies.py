@@ -1,0 +1,101 @@
+"""The benchmark of policies on a pretended GPU: engines are built, measured and compared; rows say of what."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("onnxruntime")
+
+from pretend_gpu import compile_pretended, pretend_backend
+
+from benchmarks.gpu import policies
+from benchmarks.gpu.policy_shapes import POLICY_SHAPES
+from edgellm_ros.builder.build_plan import plan_build
+from edgellm_ros.builder.random_policy import open_random
+
+VERSION = "8.5.3.1"
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A pretended GPU in place of this machine's, in this process."""
+    monkeypatch.setattr(policies, "open_backend", lambda library: pretend_backend(library, VERSION))
+    monkeypatch.setattr(policies, "machine", lambda: {"device": "Pretend GPU", "versions": {}})
+    monkeypatch.setattr(
+        "edgellm_ros.builder.tensorrt_build.compile_plan",
+        lambda directory, options: compile_pretended(directory, VERSION, options),
+    )
+
+    def here(arguments, name):
+        given = [*policies._command(arguments, name, arguments.precision, "--one")[4:]]
+        return policies.one(policies._arguments(given))
+
+    monkeypatch.setattr(policies, "_child", here)
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [
+        ("smolvla", "onnxruntime"),
+        pytest.param("groot", "onnxruntime", marks=pytest.mark.slow),
+        pytest.param("smolvla", "tensorrt", marks=pytest.mark.slow),
+        pytest.param("pi05", "onnxruntime", marks=pytest.mark.slow),
+        pytest.param("groot", "tensorrt", marks=pytest.mark.slow),
+    ],
+)
+def test_rows_carry_what_they_are_of_and_half_precision_is_compared(gpu, tmp_path, capsys, name, library):
+    output = tmp_path / "rows.json"
+    status = policies.main(
+        [name, "--tiny", "--library", library, "--chunks", "4", "--models", str(tmp_path), "--output", str(output)]
+    )
+    assert status == 0, capsys.readouterr().out
+    rows = {row["metric"]: row for row in json.loads(output.read_text())}
+    whole = rows["whole chunk"]
+    views, steps, horizon = {"smolvla": (2, 3, 50), "pi05": (2, 3, 10), "groot": (1, 4, 40)}[name]
+    assert (whole["views"], whole["steps"], whole["horizon"], whole["precision"]) == (views, steps, horizon, "fp16")
+    assert whole["device"] == "Pretend GPU" and whole["model"] == name and whole["prefix_tokens"] > 0
+    assert whole["must"] == POLICY_SHAPES[name].must and len(whole["runs"]["ours"]) == 4
+    assert 0 < whole["ours"] <= whole["p95"]
+    assert whole["recorded"]["recorded.denoise"] == whole["recorded"]["recorded.prefix"] == 1
+    assert set(rows) == {
+        "whole chunk", *policies.PARTS, "whole chunk, nothing recorded", "least cosine with float32, chunk",
+        "least cosine with float32, what denoising adds",
+    }  # fmt: skip
+    assert rows["least cosine with float32, chunk"]["ours"] >= policies.LEAST_COSINE
+    assert rows["least cosine with float32, what denoising adds"]["ours"] > 0.99
+
+
+def test_a_loop_that_is_not_recorded_and_a_cosine_too_low_count_as_failed():
+    shape = POLICY_SHAPES["smolvla"]
+    good = policies.ChunkTimes([0.1], {part: [0.1] for part in policies.PARTS}, [0.1], {"recorded.denoise": 1}, {})
+    assert not policies.failures_of(good, "smolvla")
+    bad = policies.ChunkTimes(recorded={"recorded.denoise": "no: it waits"}, cosines=[0.9995, 0.9])
+    assert [failure.split(":")[1].strip() for failure in policies.failures_of(bad, "smolvla")] == [
+        "the denoise loop is not recorded", "a cosine with float32 is 0.900000; want at least 0.999",
+    ]  # fmt: skip
+    assert policies.rows_of(good, shape, "fp16")[0]["metric"] == "whole chunk"
+
+
+@pytest.mark.parametrize("lowering", ["onnxruntime", "tensorrt", "tensorrt_legacy"])
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("smolvla", (0.33e9, 0.36e9)), ("pi05", (2.6e9, 3.5e9)), ("groot", (1.9e9, 2.9e9))]
+)
+def test_shapes_are_those_that_were_published(tmp_path, name, lowering, parameters):
+    source = POLICY_SHAPES[name].checkpoint(tmp_path)
+    plan = plan_build(open_random(source, 1), precision="fp16", limits=None, lowering=lowering)
+    sizes = [size for name, size in plan.policy.sizes.items() if name.endswith(".data")]
+    count = (sum(sizes) + plan.vision.sizes["visual.onnx.data"]) / 2
+    assert parameters[0] < count < parameters[1], count  # without the table of tokens
+    manifest = plan.policy.manifest
+    assert (len(manifest.cameras), manifest.rows, manifest.denoise_steps) == {
+        "smolvla": (2, 50, 10), "pi05": (2, 10, 10), "groot": (1, 40, 4),
+    }[name]  # fmt: skip
+    assert manifest.image_tokens == {"smolvla": 64, "pi05": 256, "groot": 64}[name]
+
+
+def test_an_unknown_name_is_refused_with_those_that_there_are(capsys):
+    with pytest.raises(SystemExit):
+        policies.main(["act"])
+    assert "'act' is unknown; want some of smolvla, pi05, groot" in capsys.readouterr().err
