@@ -43,6 +43,21 @@ def check_state(state: np.ndarray, manifest: PolicyManifest) -> np.ndarray:
     return values
 
 
+def normalised_state(state: np.ndarray, manifest: PolicyManifest) -> np.ndarray:
+    """What the network reads of a state [n], float32 [n].
+
+    :raises ObservationError: a number is so far from what the policy knows that it is none any more.
+    """
+    with np.errstate(all="ignore"):
+        values = manifest.state.normalization.normalize(state)
+    for name, value, found in zip(manifest.state.names, values, state, strict=True):
+        if not np.isfinite(value):
+            raise ObservationError(
+                f"the state of {name} is {found:.6g}, beyond any number that the policy can read; check the sensor."
+            )
+    return values
+
+
 def check_images(images: Mapping[str, np.ndarray], manifest: PolicyManifest) -> list[tuple[CameraSlot, np.ndarray]]:
     """Pictures in the policy's order.
 

@@ -20,7 +20,7 @@ from ..vision.pruner import VisualPrunerConfig
 from .chunk import NANOSECONDS, ActionChunk, check_finite
 from .context_engines import ContextEngines
 from .noise import DEFAULT_NOISE_SEED, NoiseStream, check_noise_seed, noise_digest, standard_normal
-from .observation import Observation, check_images, check_state
+from .observation import Observation, check_images, check_state, normalised_state
 from .policy_engines import PolicyEngines
 from .policy_manifest import ACTION_DIRECTORY, Handoff, PolicyManifest, read_policy_manifest
 from .prompt import prompt_text
@@ -152,7 +152,7 @@ class PolicyRuntime:
         manifest, started = self.manifest, time.perf_counter()
         state = manifest.robot.state_to_policy(check_state(observation.state, manifest))
         pictures = check_images(observation.images, manifest)
-        normalised = manifest.state.normalization.normalize(state)
+        normalised = normalised_state(state, manifest)
         ids = self.encode_task(task, normalised)
         seed = self.noise_seed if noise_seed is None else check_noise_seed(noise_seed)
         x0 = self._starting_noise(seed, noise, stream)

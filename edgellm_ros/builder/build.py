@@ -30,7 +30,7 @@ from .embedding_file import write_embedding
 from .engine_directory import holds_build, writing
 from .graph import DATA_FILE
 from .onnx_writer import check_packages, write_weights
-from .policy_settings import read_policy_settings
+from .policy_settings import read_policy_settings, settings_file
 from .random_policy import open_random
 from .vision_build import write_vision
 
@@ -178,8 +178,9 @@ def build_engine(
 
     A vision-language model gets its image tower under ``visual``, at ``vision_precision`` (fp32, fp16 or int8; that of
     the text, int8 where the text has fewer bits), unless it is ``text_only``. A policy gets its action engines under
-    ``action``, at the precision of the image tower; ``policy_settings`` is a YAML file that names its numbers, and
-    ``policy_contract`` the robot that a checkpoint of openpi is for.
+    ``action``, at the precision of the image tower; ``policy_settings`` is a YAML file that names its numbers
+    (``policy_settings.yaml`` in the checkpoint's folder where none is given), and ``policy_contract`` the robot that a
+    checkpoint of openpi is for.
 
     :raises CheckpointError: the checkpoint or a setting is refused.
     :raises EngineDirectoryError: ``output`` cannot be written.
@@ -199,7 +200,7 @@ def build_engine(
             lora=lora,
             vision_precision_name=vision_precision,
             text_only=text_only,
-            policy_settings=read_policy_settings(policy_settings, policy_contract),
+            policy_settings=read_policy_settings(settings_file(source, policy_settings), policy_contract),
             calibrate=calibrate and random_seed is None,
             weightless=weightless,
         )

@@ -15,7 +15,7 @@ from .build_plan import BuildPlan, plan_build
 from .elements import stored_dtype
 from .engine_directory import check_place
 from .onnx_writer import check_packages
-from .policy_settings import read_policy_settings
+from .policy_settings import read_policy_settings, settings_file
 
 BUILD_BYTES = 100 << 20  # of a process that builds without a calibration, whatever the model: 92 MB were measured
 
@@ -93,7 +93,7 @@ def check_build(
         plan = plan_build(
             checkpoint,
             calibrate=calibrate and random_seed is None,
-            policy_settings=read_policy_settings(policy_settings, policy_contract),
+            policy_settings=read_policy_settings(settings_file(source, policy_settings), policy_contract),
             vision_precision_name=vision_precision,
             **settings,
         )

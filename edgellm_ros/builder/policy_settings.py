@@ -10,7 +10,8 @@
     state: {names: [shoulder, elbow], units: [rad, rad]}
     action: {names: [shoulder, elbow], units: [rad, rad]}
 
-Every key may be left out. Without a meaning nothing is published as motion.
+Every key may be left out. Without a meaning nothing is published as motion. A file ``policy_settings.yaml`` in the
+checkpoint's folder is read where no other is named.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ..json_values import finite_number, plain_text, shown
 
 DEFAULT_STEP_TIME = 1 / 30
 UNKNOWN_UNIT = "unknown"
+SETTINGS_FILE = "policy_settings.yaml"
 _KEYS = ("meaning", "step_time", "optional_cameras", "embodiment", "contract")
 _PARTS = ("state", "action")
 
@@ -75,6 +77,12 @@ class PolicySettings:
                     "each, in its order."
                 )
         return names, units
+
+
+def settings_file(source: Path | str, given: Path | None) -> Path | None:
+    """The file that was given, or the one in the checkpoint's folder ``source``; None where there is neither."""
+    beside = Path(source) / SETTINGS_FILE
+    return beside if given is None and beside.is_file() else given
 
 
 def read_policy_settings(path: Path | None, contract: str | None = None) -> PolicySettings:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ObservationError
+from ..errors import ObservationError, RequestError
 
 if TYPE_CHECKING:
     from ..action.chunk import ActionChunk
@@ -48,9 +48,8 @@ def read_arrays(path: Path) -> dict[str, Any]:
                 raise ValueError("a single array")
             return {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, MemoryError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ObservationError(
-            f"{path} cannot be read as an .npz file ({reason}); write it with numpy.savez."
+            f"{path} cannot be read as an .npz file ({_reason(error)}); write it with numpy.savez."
         ) from None
 
 
@@ -61,11 +60,19 @@ def read_array(path: Path) -> Any:
     try:
         array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError, MemoryError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ObservationError(f"{path} cannot be read as an .npy file ({reason}); write it with numpy.save.") from None
+        raise ObservationError(
+            f"{path} cannot be read as an .npy file ({_reason(error)}); write it with numpy.save."
+        ) from None
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
         raise ObservationError(f"{path} holds no array of numbers; write it with numpy.save.")
     return array
+
+
+def _reason(error: Exception) -> str:
+    """What numpy says of a file, without its advice to trust it."""
+    if "pickle" in str(error):
+        return "it holds no plain arrays"
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -88,6 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
         if state is None and runtime.manifest.state.width:
             raise ObservationError(f"{arguments.observation} has no array 'state'; want it and one for each camera.")
         if arguments.temperature is not None:
+            if runtime.manifest.driving is None:
+                raise RequestError("--temperature is of what a policy says first; this one says nothing: leave it out.")
             runtime.reasoning_sampling = replace(runtime.reasoning_sampling, temperature=arguments.temperature)
         chunk = runtime.compute(
             Observation(arrays, np.zeros(0) if state is None else state, history=numbers["history"]),

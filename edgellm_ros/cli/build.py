@@ -90,7 +90,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the random weights (default: %(default)s)")
     parser.add_argument(
-        "--policy-settings", type=Path, metavar="YAML", help="names, units and meaning of a policy's numbers"
+        "--policy-settings",
+        type=Path,
+        metavar="YAML",
+        help="names, units and meaning of a policy's numbers (default: policy_settings.yaml in its folder)",
     )
     parser.add_argument(
         "--policy-contract", metavar="NAME", help="robot that a policy of openpi is for: libero, droid or aloha"

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import RequestError
+from ..errors import EdgeLLMError, RequestError
+from .demo_terminal import Interrupts, columns, end_for_sure, read_line, show_progress
 from .engine_cache import TABLETOP, build_tabletop, cached_engine_directory
 from .node_session import LAST_DOMAIN, NodeSession, check_ros, keep, node_session, say, set_environment
 
@@ -62,16 +63,14 @@ def run(arguments: argparse.Namespace) -> int:
         {"engine_dir": str(directory), "real_time_factor": str(arguments.speed), "seed": str(arguments.seed)}
     )
     with node_session(specs, lambda spec: TabletopClient(server=spec.name)) as session:
-        demo = Demo(session)
-        if changes:
-            session.client.set_parameters(session.executor, changes)
-        if arguments.headless:
-            good = demo.headless(arguments.seed)
-        else:
-            demo.begin(arguments.seed)
-            good = all(list(map(demo.take, arguments.task)))
-            if not arguments.task and not arguments.keep:
-                demo.converse()
+        try:
+            good = _show(Demo(session), arguments, changes)
+        except EdgeLLMError:
+            if not session.ended:
+                raise
+            print(f"edgellm demo: {session.why_ended()}", file=sys.stderr, flush=True)
+            end_for_sure()
+            good = False
         if arguments.keep and good:
             keep(
                 session,
@@ -79,10 +78,24 @@ def run(arguments: argparse.Namespace) -> int:
                 "ros2 topic echo /joint_trajectory",
                 "ros2 service call /tabletop/score std_srvs/srv/Trigger",
             )
-    for code in session.exit_codes:
-        if code != 0:
-            say(f"A node ended with exit code {code}.")
+    if good:
+        for code in session.exit_codes:
+            if code != 0:
+                say(f"A node ended with exit code {code}.")
     return 0 if good and not any(session.exit_codes) else 1
+
+
+def _show(demo: Demo, arguments: argparse.Namespace, changes: dict[str, Any]) -> bool:
+    """What was asked for; whether all of it succeeded."""
+    if changes:
+        demo.set_parameters(changes)
+    if arguments.headless:
+        return demo.headless(arguments.seed)
+    demo.begin(arguments.seed)
+    good = all(list(map(demo.take, arguments.task)))
+    if not arguments.task and not arguments.keep:
+        demo.converse()
+    return good
 
 
 class Demo:
@@ -93,6 +106,11 @@ class Demo:
         self._client: Any = session.client
         self._live = sys.stdout.isatty()
         self._task, self._seed = "", 0
+        self._interrupts = Interrupts()  # asked for nothing, outside of a conversation
+
+    def set_parameters(self, changes: dict[str, Any]) -> None:
+        """Of the node. :raises RequestError: one is refused."""
+        self._client.set_parameters(self._session.executor, changes)
 
     def begin(self, seed: int) -> None:
         """A new scene."""
@@ -107,6 +125,9 @@ class Demo:
             return self._answer(text)
         episode = self._act(text)
         self._show()
+        if self._interrupts.asked:
+            say("Stopped.")
+            return False
         if episode.report["refusal_code"] not in ("", "cancelled"):
             say(f"Not done ({episode.report['refusal_code']}): {episode.report['refusal']}")
             return False
@@ -115,13 +136,12 @@ class Demo:
         return episode.success or text != self._task
 
     def converse(self) -> None:
-        """Lines of the terminal until its end or ``quit``."""
-        say(f"Type {HELP}.")
-        while not self._session.ended:
-            try:
-                line = input("> ").strip()
-            except EOFError:
-                return
+        """Lines of the terminal until its end or ``quit``; Ctrl-C stops what runs.
+
+        :raises EdgeLLMError: a process ended, or says nothing.
+        """
+        say(f"Type {HELP}. Ctrl-C stops the arm.")
+        while (line := read_line(lambda: self._session.ended)) is not None:
             word, _, rest = line.partition(" ")
             try:
                 if line in ("quit", "exit"):
@@ -130,12 +150,13 @@ class Demo:
                     self.begin(_seed(rest.strip()) if rest.strip() else self._seed + 1)
                 elif word == "set":
                     name, value = _assignment(rest.replace(" ", "=", 1))
-                    self._client.set_parameters(self._session.executor, {name: value})
+                    self.set_parameters({name: value})
                 else:
-                    self.take(line or self._task)
+                    with Interrupts() as self._interrupts:
+                        self.take(line or self._task)
             except RequestError as error:
                 say(str(error))
-        say(f"A node has ended.\n{self._session.output()}")
+        self._session.check()
 
     def headless(self, seed: int) -> bool:
         """One episode of each task and one question of each kind, told line by line."""
@@ -151,7 +172,7 @@ class Demo:
             say(f"{_mark(episode.success)} {name}: {self._task} ({episode.score['seconds']:.1f} s)")
         for number, question in first_questions(seed):
             self._client.reset(self._session.executor, number)
-            said, _ = answer(self._client, self._session.executor, question.text)
+            said, _ = answer(self._client, self._session.executor, question.text, on_tick=self._session.check)
             won.append(is_right(question, said))
             say(f"{_mark(won[-1])} {question.kind.name.lower()}: {question.text} {said}")
         say(f"{sum(won)} of {len(won)} succeeded.")
@@ -161,7 +182,7 @@ class Demo:
         from ..tabletop.node_episodes import answer
 
         self._client.on_delta = lambda piece: print(piece, end="", flush=True)
-        said, report = answer(self._client, self._session.executor, question)
+        said, report = answer(self._client, self._session.executor, question, on_tick=self._look)
         self._client.on_delta = lambda piece: None
         print(flush=True)
         if not said:
@@ -176,10 +197,18 @@ class Demo:
     def _act(self, task: str) -> NodeEpisode:
         from ..tabletop.node_episodes import act
 
-        client, begun = self._client, self._client.now
+        client = self._client
+        client.catch_up(self._session.executor)
+        begun = client.now
         chunks, latencies = len(client.seeds), len(client.staleness_ms)
         try:
-            episode = act(client, self._session.executor, task, on_tick=lambda: self._progress(begun, chunks))
+            episode = act(
+                client,
+                self._session.executor,
+                task,
+                on_tick=lambda: self._progress(begun, chunks),
+                stopped=lambda: self._interrupts.asked,
+            )
         except KeyboardInterrupt:
             client.cancel()
             raise
@@ -187,6 +216,9 @@ class Demo:
             print("\r\033[K", end="")
         stale = sorted(client.staleness_ms[latencies:])
         report = episode.report
+        if len(client.seeds) == chunks:
+            say(f"  no chunk, {_pruner(report)}")
+            return episode
         say(
             f"  {len(client.seeds) - chunks} chunks, the last in {1000 * float(report.get('chunk_s') or 0):.0f} ms, "
             f"followed {stale[len(stale) // 2] if stale else 0:.0f} ms after their pictures, "
@@ -194,7 +226,14 @@ class Demo:
         )
         return episode
 
+    def _look(self) -> None:
+        """While an answer is waited for. :raises EdgeLLMError: a process ended."""
+        self._session.check()
+        if self._interrupts.asked:
+            self._client.cancel()
+
     def _progress(self, begun: int, chunks: int) -> None:
+        self._session.check()
         if not self._live:
             return
         client = self._client
@@ -204,13 +243,15 @@ class Demo:
             f"  {(client.now - begun) / 1e9:4.1f} s  arm {shoulder:+.2f} {elbow:+.2f} {wrist:+.2f} rad  "
             f"gripper {100 * gripper:3.0f} %  {len(client.seeds) - chunks} chunks  {seed}"
         )
-        print(f"\r{line}\033[K", end="", flush=True)
+        show_progress(line)
 
     def _show(self) -> None:
         if self._live and os.environ.get("NO_COLOR") is None and self._client.views:
             from .terminal_picture import picture_lines
 
-            say("\n".join(picture_lines(list(self._client.views.values()))))
+            lines = picture_lines(list(self._client.views.values()), columns=columns())
+            if lines:
+                say("\n".join(lines))
 
 
 def _mark(good: bool) -> str:

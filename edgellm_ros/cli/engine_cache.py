@@ -46,5 +46,4 @@ def build_tabletop(directory: Path | str, precision: str = "int8") -> Path:
     from ..builder.build import build_engine
     from ..tabletop.checkpoint_files import checkpoint_directory
 
-    source = checkpoint_directory()
-    return build_engine(source, directory, precision=precision, policy_settings=source / "policy_settings.yaml")
+    return build_engine(checkpoint_directory(), directory, precision=precision)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from ..errors import RequestError
 from ..json_values import is_file
 
 MOST_FRAMES = 768
+MOST_BYTES = 256 * 2**20  # of an image file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,12 +87,20 @@ def _image(path: Path) -> Any:
     from ..vision.decode_compressed import decode_compressed
 
     try:
-        return decode_compressed(path.suffix.lstrip("."), path.read_bytes())
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise RequestError(f"--image {path} cannot be read ({error.strerror}); check the path.") from None
+    if len(content) > MOST_BYTES:
+        raise RequestError(f"--image {path} has more than {MOST_BYTES} bytes; want a JPEG or PNG file.")
+    try:
+        return decode_compressed(path.suffix.lstrip("."), content)
+    except RequestError as error:
+        raise RequestError(f"--image {path}: {error}", error.code) from None
 
 
 def _video(path: Path, count: int) -> Any:
+    from ..vision.decode import MAX_PIXELS
     from ..vision.opencv import opencv
     from ..vision.processor import Video
 
@@ -99,8 +109,14 @@ def _video(path: Path, count: int) -> Any:
     cv2 = opencv()
     if not is_file(path):
         raise RequestError(f"--video {path} is no file; check the path.")
+    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # the sentence below is all that there is to say
     capture = cv2.VideoCapture(str(path))
     try:
+        width, height = int(capture.get(cv2.CAP_PROP_FRAME_WIDTH)), int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT))
+        if width * height > MAX_PIXELS:
+            raise RequestError(
+                f"--video {path} has frames of {width} by {height} pixels; want at most {MAX_PIXELS} in all."
+            )
         total, rate = int(capture.get(cv2.CAP_PROP_FRAME_COUNT)), float(capture.get(cv2.CAP_PROP_FPS))
         wanted = sorted({round(index * max(total - 1, 0) / max(count - 1, 1)) for index in range(min(count, total))})
         frames = []

@@ -50,14 +50,29 @@ def domain_text() -> str:
 class NodeSession:
     """Processes that run, the client and the executor that spins it; ``exit_codes`` is filled when it is left."""
 
-    def __init__(self, processes: Sequence[NodeProcess], client: Any, executor: Any) -> None:
+    def __init__(self, processes: Sequence[NodeProcess], client: Any, executor: Any, names: Sequence[str]) -> None:
         self.processes, self.client, self.executor = tuple(processes), client, executor
+        self._names = tuple(names)
         self.exit_codes: list[int] = []
 
     @property
     def ended(self) -> bool:
         """Whether a process has ended that should run."""
         return any(process.exit_code is not None for process in self.processes)
+
+    def why_ended(self) -> str:
+        """Which process ended and how, in one sentence; empty while all run."""
+        for name, process in zip(self._names, self.processes, strict=True):
+            code = process.exit_code
+            if code is not None:
+                how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+                return f"the node {name} {how}, so there is nothing to show any more; start again."
+        return ""
+
+    def check(self) -> None:
+        """:raises EdgeLLMError: a process has ended that should run."""
+        if self.ended:
+            raise EdgeLLMError(self.why_ended(), RefusalCode.NOT_ACTIVE)
 
     def output(self) -> str:
         """All that the processes wrote."""
@@ -88,7 +103,7 @@ def node_session(
         client = make_client(specs[-1])
         executor = SingleThreadedExecutor()
         executor.add_node(client)
-        session = NodeSession(processes, client, executor)
+        session = NodeSession(processes, client, executor, [spec.name for spec in specs])
         _wait_until_active(session, start)
         if not quiet:
             say(f"Node active after {time.monotonic() - start:.1f} s: process {processes[-1].pid}, {domain_text()}.")

@@ -11,8 +11,17 @@ _BLOCK = "\u2580"  # its upper half is drawn in the foreground's colour, the low
 _RESET = "\033[0m"
 
 
-def picture_lines(pictures: Sequence[Any], width: int = 48) -> list[str]:
-    """Square uint8 RGB pictures [n,n,3] side by side, each at most ``width`` characters wide and half as many high."""
+SMALLEST = 8  # characters; below that a picture shows nothing
+
+
+def picture_lines(pictures: Sequence[Any], width: int = 48, columns: int = 1000) -> list[str]:
+    """Square uint8 RGB pictures [n,n,3] side by side, each at most ``width`` characters wide and half as many high.
+
+    No line is wider than the terminal's ``columns``; where that leaves too little, there are none.
+    """
+    width = min(width, columns // len(pictures))
+    if width < SMALLEST:
+        return []
     rows = np.concatenate([_smaller(picture, width) for picture in pictures], axis=1)
     return [
         "".join(_colours(upper, lower) + _BLOCK for upper, lower in zip(rows[y], rows[y + 1], strict=True)) + _RESET

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from .launch_spec import NodeSpec
 
-STOP_TIMEOUT = 5.0  # s for the process to end by itself
+STOP_TIMEOUT = 10.0  # s for the process to end by itself, on a machine that is busy
 _SET_PARENT_DEATH_SIGNAL = 1
 _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # found here: a forked child should do as little as it can
 

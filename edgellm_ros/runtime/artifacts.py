@@ -43,6 +43,13 @@ class ModelArtifacts:
 
         :raises EngineDirectoryError: the directory fails a check.
         """
+        for name, given in (
+            ("engine_dir", engine_dir or "."),
+            ("multimodal_engine_dir", multimodal_engine_dir or "."),
+            ("checkpoint_dir", checkpoint_dir or "."),
+        ):
+            if not isinstance(given, str | Path) or engine_dir is None:
+                raise EngineDirectoryError(f"{name} is {shown(given)}; want the path of a folder.")
         directory = open_engine_directory(engine_dir)
         source = WeightSource.of(directory, checkpoint_dir)
         tokenizer = tokenizer or Tokenizer.from_directory(directory.path)
@@ -98,6 +105,10 @@ class OpenedEngine:
 
         :raises BackendError: the device or engine library fails, or cannot run this directory.
         """
+        if not (backend is None or isinstance(backend, str) or hasattr(backend, "open_engine")):
+            raise EdgeLLMError(
+                f"backend is {shown(backend)}; want the name of one, or an open Backend.", RefusalCode.BAD_PARAMETER
+            )
         directory = artifacts.directory
         passed_over: list[str] = []
         owns_backend = backend is None or isinstance(backend, str)

@@ -19,6 +19,7 @@ from .request import (
     LLMGenerationResponse,
     SamplingParameters,
     SequenceTimes,
+    TokenCallback,
     TokenLogprob,
     ToolCall,
 )
@@ -53,7 +54,7 @@ class SlotSeed:
     num_logprobs: int = 0
     deadline: float = 0.0  # seconds from the start of its work; 0: none
     stream_channel: StreamChannel | None = None
-    on_token_generated: Callable[[int, int, int, bool], None] | None = None
+    on_token_generated: TokenCallback | None = None
     system_prompt: str = ""  # as text, the way the template writes it; for the store of system prompts
     cache: CachePolicy = field(default_factory=CachePolicy)
     media: PromptMedia | None = None  # what of the prompt is more than its ids

@@ -11,9 +11,7 @@ from ..json_values import shown
 from .media_marks import MediaMarks
 from .request import Message
 
-MOST_NESTING = (
-    64  # of what stands in tools and in the arguments of calls: templates and this go through it by recursion
-)
+MOST_NESTING = 64  # of tools and of arguments of calls, which templates go through by recursion
 Mark = Callable[[str, bool], str]  # (text, whether it is the model's own turn) -> the text as the template gets it
 
 

@@ -27,6 +27,7 @@ class RequestHandle:
         channel: StreamChannel,
         seed: int,
         cancel: Callable[[RequestHandle], None],
+        driver: threading.Thread | None = None,
     ) -> None:
         self.request_id = request_id
         self.channel = channel
@@ -36,6 +37,7 @@ class RequestHandle:
         self.queued = time.monotonic()
         self.prepared = request
         self._cancel = cancel
+        self._driver = driver  # who runs it, and so must not wait for it
         self._lock = threading.Lock()  # covers the outcome
         self._ended = threading.Event()
         self._response: LLMGenerationResponse | None = None
@@ -67,7 +69,10 @@ class RequestHandle:
 
         :raises TimeoutError: it has not ended yet.
         :raises EdgeLLMError: it was refused when its turn came.
+        :raises MisuseError: it has not ended, and this is a callback on the thread that runs it.
         """
+        if threading.current_thread() is self._driver and not self._ended.is_set():
+            raise MisuseError("a callback waits for a request that its own thread runs; wait on another thread.")
         if not self._ended.wait(timeout):
             raise TimeoutError(f"request {self.request_id} has not ended after {timeout} s.")
         if self._error is not None:

@@ -52,7 +52,7 @@ class HiddenStates:
 
     def view(self, layer: int) -> HiddenStatesView | None:
         """What is kept of a layer; None where the last request did not ask for it."""
-        rows = self._layers.get(layer)
+        rows = self._layers.get(layer) if isinstance(layer, int) else None
         if rows is None or not all(rows):
             return None
         width = rows[0][0].shape[1]

@@ -19,6 +19,7 @@ from .media_prompt import place_media, prompt_media
 from .rank_runtime import LLMRankRuntime
 from .replay_tail import derive_replay_tail, system_text
 from .request import LLMGenerationRequest, LLMGenerationResponse
+from .request_checks import check_kinds
 from .tokenizer import Tokenizer
 from .tool_calls import resolve_format
 from .tool_guide import with_tool_choice
@@ -92,6 +93,7 @@ class LLMInferenceRuntime:
         :raises RequestError: a prompt that is blank, too long as text, refused by the template or by the policy for
             control tokens; an image that cannot be processed, or ids with other image tokens than the images make.
         """
+        check_kinds({"request": request}, LLMGenerationRequest)
         request.check()
         ids: list[list[int]] = []
         formatted: list[str] = []

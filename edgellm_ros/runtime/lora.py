@@ -55,6 +55,8 @@ class Adapters:
 
     def load_all(self, folders: Mapping[str, Path | str]) -> None:
         """Several; raises as ``load``."""
+        if not isinstance(folders, Mapping):
+            raise bad_adapter(f"lora_weights is {shown(folders)}; want folders by the names of their adapters.")
         for name, folder in folders.items():
             self.load(name, folder)
 

@@ -24,6 +24,7 @@ from .generation import GenerationContext, InProgressGuard, RankLostError, Stepp
 from .parallel import ParallelMapping
 from .rank_model import RankModel, refuse_unserved
 from .request import LLMGenerationRequest, LLMGenerationResponse
+from .request_checks import check_kinds
 from .results import append_result
 from .session import GenerationSession
 from .tokenizer import Tokenizer
@@ -214,6 +215,9 @@ class LLMRankRuntime(RankModel):
         :raises MisuseError: ``founder_request_id`` with more than one sequence, hidden states of a layer that the
             engine does not give, or the runtime is closed.
         """
+        check_kinds({"request": request}, LLMGenerationRequest)
+        check_kinds({"response": response}, LLMGenerationResponse)
+        check_kinds({"founder_request_id": founder_request_id, "parallel_rank": parallel_rank}, int)
         if self._closed:
             raise MisuseError("this runtime is closed; make another one.")
         guard = InProgressGuard.acquire(self._latch)
@@ -258,7 +262,7 @@ class LLMRankRuntime(RankModel):
 
         :raises MisuseError: the request was closed before.
         """
-        if generation.closed or generation is not self._open:
+        if self._open is None or generation is not self._open or generation.closed:
             raise MisuseError("finish_generation was given a request that is not open; begin another one.")
         with generation:
             if generation.context.sequences:

@@ -40,9 +40,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AnswerPart", "FinishReason", "LLMGenerationRequest", "LLMGenerationResponse", "Message", "Request",
-    "SamplingParameters", "SequenceTimes", "SpecialTokenPolicy", "TokenLogprob", "ToolCall",
+    "SamplingParameters", "SequenceTimes", "SpecialTokenPolicy", "TokenCallback", "TokenLogprob", "ToolCall",
 ]  # fmt: skip
 
+TokenCallback = Callable[
+    [int, int, int, bool], None
+]  # token, original index, step, finished; raising ends the sequence
 MAX_BATCH = 16
 MAX_MESSAGES = 64
 MAX_MESSAGE_BYTES = 128 * 1024
@@ -252,7 +255,7 @@ class LLMGenerationRequest:
     context_cache_commit_policy: CacheCommitPolicy = CacheCommitPolicy.INCLUDING_GENERATED_TOKENS
     context_cache_replay_tail_length: int = 0  # -1: found out from the chat template, for one sequence
     visual_pruner: VisualPrunerConfig | None = None  # which image tokens to leave out; None: as the runtime is set
-    on_token_generated: Callable[[int, int, int, bool], None] | None = None  # token, original index, step, finished
+    on_token_generated: TokenCallback | None = None
     pre_tokenized_input_ids: list[list[int]] = field(default_factory=list)
     formatted_requests: list[str] = field(default_factory=list)
     control_token_counts: list[int] = field(default_factory=list)  # control tokens that each item's text held

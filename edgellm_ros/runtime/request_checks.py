@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import RequestError
+from ..errors import MisuseError, RequestError
 from ..json_values import shown
 
 
@@ -53,6 +53,13 @@ TOKEN_IDS = Wanted(
 )
 NAMED_VALUES = of_kind(Mapping, "a mapping")
 FUNCTION = Wanted("a function", callable)
+
+
+def check_kinds(arguments: Mapping[str, object], kind: type) -> None:
+    """:raises MisuseError: an argument of a call is of another kind."""
+    for name, value in arguments.items():
+        if not isinstance(value, kind):
+            raise MisuseError(f"{name} is {shown(value)}; want {kind.__name__}.")
 
 
 def check_fields(owner: object, fields: Mapping[str, Wanted]) -> None:

@@ -111,7 +111,8 @@ class RequestEngine:
             channel = StreamChannel(_TERMINAL_CHUNK_ONLY, request.skip_special_tokens)
         prepared = dataclasses.replace(self._runtime.prepare(request), stream_channels=(channel,))
         self._runtime.rank.admission.check(prepared)
-        return RequestHandle(0, prepared, channel, resolve_seed(prepared, prepared.requests[0]), self.cancel)
+        seed = resolve_seed(prepared, prepared.requests[0])
+        return RequestHandle(0, prepared, channel, seed, self.cancel, self._thread)
 
     def _check_open(self) -> None:
         limit = self._config.max_pending_requests
@@ -181,6 +182,12 @@ class RequestEngine:
     # -- the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        finally:
+            self._abandon_all()  # there is nobody, unless something ended the thread
+
+    def _serve(self) -> None:
         while True:
             with self._condition:
                 while not (self._queue or self._driver.active or self._stopping):
@@ -190,7 +197,7 @@ class RequestEngine:
                     return
             try:
                 self._tick()
-            except Exception as error:  # a fault of one batch must not end the others' service
+            except BaseException as error:  # a fault of one batch must not end the others' service, nor sys.exit()
                 refusal = error.refusal if isinstance(error, EdgeLLMError) else _unexpected(error)
                 self._driver.fail(refusal)
 
@@ -263,5 +270,5 @@ class RequestEngine:
                 self._metrics.completed += 1
 
 
-def _unexpected(error: Exception) -> Refusal:
+def _unexpected(error: BaseException) -> Refusal:
     return Refusal(RefusalCode.ENGINE_FAILED, f"the runtime failed ({type(error).__name__}: {error}); see the log.")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ..errors import EdgeLLMError, RefusalCode
+from ..json_values import shown
 from .compatibility import BatchCompatibility
 
 
@@ -26,6 +27,10 @@ class RequestEngineConfig:
     compatibility: BatchCompatibility = field(default_factory=BatchCompatibility)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.compatibility, BatchCompatibility):
+            raise EdgeLLMError(
+                f"compatibility is {shown(self.compatibility)}; want a BatchCompatibility.", RefusalCode.BAD_PARAMETER
+            )
         for name, low, high, kinds in (
             ("command_queue_capacity", 1, 1 << 20, (int,)),
             ("max_pending_requests", 1, 1 << 20, (int,)),
@@ -36,7 +41,7 @@ class RequestEngineConfig:
             value = getattr(self, name)
             if not isinstance(value, kinds) or isinstance(value, bool) or not low <= value <= high:
                 raise EdgeLLMError(
-                    f"{name} is {value!r}; want a number from {low} to {high}.", RefusalCode.BAD_PARAMETER
+                    f"{name} is {shown(value)}; want a number from {low} to {high}.", RefusalCode.BAD_PARAMETER
                 )
 
 

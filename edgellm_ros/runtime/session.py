@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
-from ..errors import BackendError, MisuseError, Refusal, RefusalCode, RequestError, StepTimeoutError
+from ..errors import BackendError, MisuseError, Refusal, RefusalCode, RequestError, StepTimeoutError, one_sentence
 from .boundary import AdmitDecision, BatchResult, SlotSeed
 from .decoding.strategy import Accepted
 from .generation import GenerationContext, RankLostError, SteppedGeneration
-from .request import FinishReason, LLMGenerationRequest, LLMGenerationResponse
+from .request import FinishReason, LLMGenerationRequest, LLMGenerationResponse, TokenCallback
 from .results import append_result
 from .rows import evict_finished
 from .sequence import Sequence
@@ -185,9 +185,17 @@ class GenerationSession:
         for token_id, candidates in zip(gained.token_ids, logprobs, strict=True):
             sequence.accept(token_id, candidates, now)
             if callback is not None:
-                callback(token_id, sequence.original_index, self._context.generation_round, sequence.finished)
+                self._tell(callback, token_id, sequence)
             if sequence.finished:
                 break
+
+    def _tell(self, callback: TokenCallback, token_id: int, sequence: Sequence) -> None:
+        """Others in the batch have nothing to do with a callback that raises: its own sequence ends."""
+        try:
+            callback(token_id, sequence.original_index, self._context.generation_round, sequence.finished)
+        except Exception as error:
+            what = f"on_token_generated raised {type(error).__name__}: {error}; correct it, or leave it out."
+            sequence.fail(Refusal(RefusalCode.BAD_REQUEST, one_sentence(what)))
 
     def _check_interrupts(self, now: float) -> bool:
         """End cancelled and late rows; on several ranks the first one decides, or shapes would differ."""
@@ -253,10 +261,10 @@ class GenerationSession:
         sequence = self._admission.new_sequence(seed, request_id)
         row = len(context.sequences)
         self._admission.seat(sequence, row)
-        sequence.start(time.monotonic(), context.generation_round)
         try:
+            sequence.start(time.monotonic(), context.generation_round)
             sequence.attach()  # last, for another thread can see it
-        except RequestError:
+        except BaseException:
             adapters.release(seed.lora_weights_name)
             raise
         context.sequences.append(sequence)

@@ -15,7 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import RefusalCode, RequestError
+from ..json_values import shown
 from .request import AnswerPart, FinishReason, TokenLogprob, ToolCall
+from .request_checks import WHOLE_NUMBER
 
 REPLACEMENT = "\ufffd"
 
@@ -53,7 +55,7 @@ class StreamChannel:
 
     def __init__(self, interval: int = 1, skip_special_tokens: bool = True) -> None:
         self.skip_special_tokens = skip_special_tokens
-        self._interval = max(1, int(interval))
+        self.set_stream_interval(interval)
         self._condition = threading.Condition()
         self._queue: deque[StreamChunk] = deque()
         self._next_index = 0
@@ -67,8 +69,13 @@ class StreamChannel:
         return self._interval
 
     def set_stream_interval(self, interval: int) -> None:
-        """Tokens that a chunk waits for; values below 1 mean 1."""
-        self._interval = max(1, int(interval))
+        """Tokens that a chunk waits for; values below 1 mean 1.
+
+        :raises RequestError: it is no whole number.
+        """
+        if not WHOLE_NUMBER.holds(interval):
+            raise RequestError(f"the interval of a stream is {shown(interval)}; want {WHOLE_NUMBER.words}.")
+        self._interval = max(1, interval)
 
     @property
     def attached(self) -> bool:

@@ -9,8 +9,6 @@ tokenizer that knows no control tokens.
 from __future__ import annotations
 
 import re
-import secrets
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from ..errors import EngineDirectoryError, RefusalCode, RequestError
 from ..json_values import read_json, read_text
 from .chat_template import ChatTemplate, load_chat_template
 from .conversation import template_messages, template_tools
+from .literal_text import Nonce, is_blank, valid_text
 from .media_marks import MediaFormat, MediaMarks
 from .pieces import PieceDecoder
 from .request import Message, SpecialTokenPolicy
@@ -114,16 +113,16 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = False, allow_control: bool = True) -> list[int]:
         """Ids of a text; with ``allow_control=False`` the text of a control token is encoded as ordinary text."""
-        text = _valid(text)
+        text = valid_text(text)
         if allow_control:
             return self._encode_plain(text, add_special_tokens)
-        nonce = _Nonce()
+        nonce = Nonce()
         return self._encode_marked(self._mark(text, nonce), nonce, add_special_tokens)
 
     def count_control_tokens(self, text: str) -> int:
         """How many control tokens a text would turn into if it were not taken literally."""
-        nonce = _Nonce()
-        self._mark(_valid(text), nonce)
+        nonce = Nonce()
+        self._mark(valid_text(text), nonce)
         return len(nonce.originals)
 
     def encode_conversation(
@@ -145,7 +144,7 @@ class Tokenizer:
             though one is wanted, or a template that refuses the conversation.
         """
         last = messages[-1] if messages else None
-        if last is None or (_blank(last.content) and last.role != "tool" and not last.has_media):
+        if last is None or (is_blank(last.content) and last.role != "tool" and not last.has_media):
             raise RequestError(
                 "the prompt is empty or blank; want at least one visible character.", RefusalCode.EMPTY_PROMPT
             )
@@ -155,12 +154,12 @@ class Tokenizer:
                 "this engine directory has no chat template; send the prompt with the template switched off.",
                 RefusalCode.UNSUPPORTED,
             )
-        nonce = _Nonce()
+        nonce = Nonce()
         literal = special_tokens is not SpecialTokenPolicy.ALLOW
         media = MediaMarks(self.media_format, messages, template.source if template else None, nonce.name)
 
         def mark(text: str, own: bool) -> str:
-            text = _valid(text)
+            text = valid_text(text)
             return self._mark(text, nonce, self._markers if own else frozenset()) if literal else text
 
         plain = None
@@ -175,7 +174,7 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
                 enable_thinking=enable_thinking,
             )
-            rendered = _valid(rendered)
+            rendered = valid_text(rendered)
         count = len(nonce.originals)
         if count and special_tokens is SpecialTokenPolicy.REJECT:
             raise RequestError(
@@ -193,7 +192,7 @@ class Tokenizer:
         ids: list[int] = self._full.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def _mark(self, text: str, nonce: _Nonce, keep: frozenset[str] = frozenset()) -> str:
+    def _mark(self, text: str, nonce: Nonce, keep: frozenset[str] = frozenset()) -> str:
         """Replace the text of control tokens, but those to ``keep``, by private names."""
         if self._control_pattern is None:
             return text
@@ -215,7 +214,7 @@ class Tokenizer:
                 return text
             text = "".join(parts) + text[done:]
 
-    def _encode_marked(self, text: str, nonce: _Nonce, add_special_tokens: bool) -> list[int]:
+    def _encode_marked(self, text: str, nonce: Nonce, add_special_tokens: bool) -> list[int]:
         if not nonce.originals:
             return self._encode_plain(text, add_special_tokens)
         first, later = self._literal_tokenizers()
@@ -266,41 +265,3 @@ class Tokenizer:
             start = tokenizers.Tokenizer.from_str(texts[0])
             self._literal = (start, start if texts[0] == texts[1] else tokenizers.Tokenizer.from_str(texts[1]))
         return self._literal
-
-
-class _Nonce:
-    """Names that no user can guess; only letters and digits, so they pass through template filters unharmed."""
-
-    _PATTERN = re.compile(r"zq([0-9a-f]{24})n([0-9]+)z")
-
-    def __init__(self) -> None:
-        self._secret = ""
-        self.originals: list[str] = []
-
-    def name(self, original: str) -> str:
-        self._secret = self._secret or secrets.token_hex(12)
-        self.originals.append(original)
-        return f"zq{self._secret}n{len(self.originals) - 1}z"
-
-    def restore(self, text: str) -> str:
-        return self._PATTERN.sub(self._original, text) if self.originals else text
-
-    def _original(self, match: re.Match[str]) -> str:
-        secret, index = match.groups()
-        return self.restore(self.originals[int(index)]) if secret == self._secret else match.group()
-
-
-def _valid(text: str) -> str:
-    """Without lone surrogates, which no encoder takes."""
-    try:
-        text.encode("utf-8")
-        return text
-    except UnicodeEncodeError:
-        return re.sub("[\ud800-\udfff]", "\ufffd", text)
-
-
-def _blank(text: str) -> bool:
-    return all(unicodedata.category(character) in _INVISIBLE for character in text)
-
-
-_INVISIBLE = ("Zs", "Zl", "Zp", "Cc", "Cf")  # separators, control and formatting characters

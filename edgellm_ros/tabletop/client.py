@@ -25,6 +25,7 @@ from .geometry import JOINT_NAMES, Array
 from .smoothness import CommandTrace
 from .trajectory_follower import NANOSECONDS, TrajectoryFollower, TrajectoryPoint
 
+_QUEUED = qos_profile_sensor_data.depth  # messages of joints that may wait from before
 _CALL_TIMEOUT = 5.0  # s for an answer of a service
 _CALL_TRIES = 4  # an answer can get lost while discovery still goes on
 _SEED = re.compile(r"seed=(-?\d+)")
@@ -91,6 +92,14 @@ class TabletopClient(PromptClient):
                 f"The tabletop said nothing for {timeout:g} s; see whether the world still runs.",
                 RefusalCode.NOT_ACTIVE,
             )
+
+    def catch_up(self, executor: Any) -> None:
+        """Spin until ``now`` is the world's time again, after a while in which nobody spun.
+
+        :raises EdgeLLMError: the world says nothing.
+        """
+        heard = self._states
+        self.wait(executor, lambda: self._states > heard + _QUEUED)
 
     def smoothness(self) -> CommandTrace:
         """The joint commands since the last reset, and where plans met."""

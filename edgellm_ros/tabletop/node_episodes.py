@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,15 +47,18 @@ def act(
     *,
     limit: float = EPISODE,
     on_tick: Callable[[], None] = lambda: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> NodeEpisode:
-    """Have the node do a task until its chunks let the arm rest, or for ``limit`` seconds of the world; then hold, and
-    judge.
+    """Have the node do a task until its chunks let the arm rest, for ``limit`` seconds of the world, or until it is
+    ``stopped``; then hold, and judge. What ``on_tick`` raises ends it without.
 
     :raises EdgeLLMError: the world or the node does not answer.
     """
-    begun, told, moved = client.now, len(client.reports), 0
+    client.catch_up(executor)
+    begun, told, chunks = client.now, len(client.reports), len(client.seeds)
+    moved = chunks
     client.ask(task)
-    while len(client.reports) == told:  # the node gave the task up
+    while len(client.reports) == told and not stopped():  # the node may give the task up
         spin_until(executor, lambda: len(client.reports) > told, _BETWEEN_SCORES)
         on_tick()
         passed = (client.now - begun) / NANOSECONDS
@@ -62,11 +66,10 @@ def act(
             moved = len(client.seeds)
         elif passed >= MOVING and len(client.seeds) >= moved + RESTING_CHUNKS:
             break
-        if passed >= limit and (len(client.seeds) >= LEAST_CHUNKS or passed >= LONGEST * limit):
+        if passed >= limit and (len(client.seeds) - chunks >= LEAST_CHUNKS or passed >= LONGEST * limit):
             break
     client.cancel()
-    if not spin_until(executor, lambda: len(client.reports) > told, ANSWER_TIMEOUT):
-        raise EdgeLLMError("The node does not report the end of its task; see its log.", RefusalCode.NOT_ACTIVE)
+    _wait_for_report(client, executor, told, on_tick, "The node does not report the end of its task; see its log.")
     held = client.now
     client.wait(executor, lambda: client.now - held > 1.1 * NANOSECONDS, ANSWER_TIMEOUT)
     score = client.score(executor)
@@ -75,17 +78,29 @@ def act(
     )
 
 
-def answer(client: TabletopClient, executor: Any, question: str) -> tuple[str, dict[str, str]]:
+def _wait_for_report(
+    client: TabletopClient, executor: Any, told: int, on_tick: Callable[[], None], sentence: str
+) -> None:
+    end = time.monotonic() + ANSWER_TIMEOUT
+    while not spin_until(executor, lambda: len(client.reports) > told, _BETWEEN_SCORES):
+        on_tick()
+        if time.monotonic() > end:
+            raise EdgeLLMError(sentence, RefusalCode.NOT_ACTIVE)
+
+
+def answer(
+    client: TabletopClient, executor: Any, question: str, *, on_tick: Callable[[], None] = lambda: None
+) -> tuple[str, dict[str, str]]:
     """The node's answer to a question about what it sees now, and its report; empty when it was refused.
+
+    ``on_tick`` is called while nothing comes; what it raises ends the wait.
 
     :raises EdgeLLMError: the node does not answer.
     """
     answered, told = len(client.responses), len(client.reports)
     client.ask(question)
-    if not spin_until(executor, lambda: len(client.reports) > told, ANSWER_TIMEOUT):
-        raise EdgeLLMError(
-            f"No answer came within {ANSWER_TIMEOUT:g} s; see the log of the node.", RefusalCode.NOT_ACTIVE
-        )
+    sentence = f"No answer came within {ANSWER_TIMEOUT:g} s; see the log of the node."
+    _wait_for_report(client, executor, told, on_tick, sentence)
     report = pairs(client.reports[-1])
     if report["refusal_code"]:
         return "", report

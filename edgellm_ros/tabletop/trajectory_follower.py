@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import RefusalCode, RequestError
+from ..json_values import shown
 from .geometry import Array
 
 NANOSECONDS = 1_000_000_000
+FARTHEST = 1e6  # of a position; beyond it no joint can be meant, and differences of such numbers are none
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ class TrajectoryFollower:
 
         One without points holds the joints where they are commanded now. Returns how many points were past already.
 
-        :raises RequestError: the joints are not exactly these, a point lacks a number or has one that is not finite,
-            times don't rise, or every point is past.
+        :raises RequestError: the joints are not exactly these, a point lacks a number or has one that no joint can
+            have, times don't rise, or every point is past.
         """
         here = self.sample(now)
         if not points:
@@ -76,13 +78,16 @@ class TrajectoryFollower:
 
     def _rows_of(self, names: Sequence[str], points: Sequence[TrajectoryPoint]) -> Array:
         if sorted(names) != sorted(self.names):
-            raise _refusal(f"its joints are {', '.join(names) or 'none'}; want {', '.join(self.names)}, each once.")
+            found = shown(", ".join(names)) if names else "none"
+            raise _refusal(f"its joints are {found}; want {', '.join(self.names)}, each once.")
         for number, point in enumerate(points):
             if len(point.positions) != len(names):
                 raise _refusal(f"point {number} has {len(point.positions)} positions; want {len(names)}, one a joint.")
         rows = np.array([point.positions for point in points], dtype=np.float64)
         if not np.isfinite(rows).all():
             raise _refusal("a position is not finite; check what computes it.")
+        if np.abs(rows).max() > FARTHEST:
+            raise _refusal(f"a position is {np.abs(rows).max():g}; want at most {FARTHEST:g}: check what computes it.")
         return np.asarray(rows[:, [list(names).index(name) for name in self.names]])
 
 

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 import rclpy
 from builtin_interfaces.msg import Time
@@ -22,6 +23,7 @@ from rclpy.exceptions import ParameterException
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.serialization import deserialize_message
 from rosgraph_msgs.msg import Clock as ClockMessage
 from sensor_msgs.msg import Image, JointState
 from std_msgs.msg import String
@@ -29,6 +31,7 @@ from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 from ..errors import RequestError
+from ..json_values import plain_text
 from .cameras import CAMERA_NAMES, IMAGE_SIZE
 from .geometry import JOINT_NAMES
 from .launch_spec import LAST_SEED, SPEEDS
@@ -37,6 +40,7 @@ from .simulation import STEP, Simulation
 from .trajectory_follower import NANOSECONDS, TrajectoryPoint
 
 STEPS_A_FRAME = 4
+LARGEST_TRAJECTORY = 2**20  # bytes; thousands of points. Reading more would hold up the world
 CATCH_UP = 30  # steps at most in one call of the timer; a machine that is too slow falls behind instead of hanging
 QOS = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 LATCHED = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL)
@@ -82,7 +86,7 @@ class WorldNode(Node):  # type: ignore[misc]
         self._joints = self.create_publisher(JointState, "joint_states", QOS)
         self._task = self.create_publisher(String, "~/task", LATCHED)
         self._clock_topic = self.create_publisher(ClockMessage, "/clock", QOS) if self.simulated else None
-        self.create_subscription(JointTrajectory, "joint_trajectory", self._on_trajectory, QOS)
+        self.create_subscription(JointTrajectory, "joint_trajectory", self._on_trajectory, QOS, raw=True)
         self.create_service(Trigger, "~/reset", self._on_reset)
         self.create_service(Trigger, "~/score", self._on_score)
         self._started, self._done = time.monotonic(), 0
@@ -120,15 +124,16 @@ class WorldNode(Node):  # type: ignore[misc]
             self.step()
         self._done += due
 
-    def _on_trajectory(self, message: JointTrajectory) -> None:
-        stamp = message.header.stamp.sec * NANOSECONDS + message.header.stamp.nanosec
-        points = [
-            TrajectoryPoint(
-                point.time_from_start.sec * NANOSECONDS + point.time_from_start.nanosec, list(point.positions)
-            )
-            for point in message.points
-        ]
+    def _on_trajectory(self, serialised: bytes) -> None:
         try:
+            message = _trajectory(serialised)
+            stamp = message.header.stamp.sec * NANOSECONDS + message.header.stamp.nanosec
+            points = [
+                TrajectoryPoint(
+                    point.time_from_start.sec * NANOSECONDS + point.time_from_start.nanosec, list(point.positions)
+                )
+                for point in message.points
+            ]
             if 0 < stamp < self._begun:
                 raise RequestError("The trajectory is not followed: it was made before the episode began.")
             self.simulation.follower.accept(list(message.joint_names), points, stamp, self.now)
@@ -161,6 +166,21 @@ class WorldNode(Node):  # type: ignore[misc]
 
     def _clock_now(self) -> int:
         return int(self.get_clock().now().nanoseconds)
+
+
+def _trajectory(serialised: bytes) -> Any:
+    """:raises RequestError: it is too large, or no message of that kind."""
+    if len(serialised) > LARGEST_TRAJECTORY:
+        raise RequestError(
+            f"The trajectory is not followed: it has {len(serialised)} bytes; want at most {LARGEST_TRAJECTORY}: send "
+            "fewer points."
+        )
+    try:
+        return deserialize_message(serialised, JointTrajectory)
+    except Exception as error:  # of the middleware, which has no class of its own for it
+        raise RequestError(
+            f"The trajectory is not followed: {len(serialised)} bytes cannot be read ({plain_text(error)})."
+        ) from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

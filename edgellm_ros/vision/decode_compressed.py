@@ -8,6 +8,7 @@ image has the geometry of the raw image beside it. PNG with 16 bits is scaled as
 from __future__ import annotations
 
 import struct
+import zlib
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from .opencv import opencv
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _END_OF_JPEG = b"\xff\xd9"
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers that carry a size
+_LONGEST_SIDE = 1_000_000  # of a PNG, for the library behind OpenCV
 _DEPTH_HEADER = 12  # bytes before the PNG of a compressed depth image: its kind and two quantisation numbers
 
 
@@ -88,7 +90,7 @@ def _jpeg_size(view: memoryview) -> tuple[int, int]:
 
 
 def _check_png(view: memoryview, max_pixels: int) -> None:
-    """The size within the limit, and every chunk up to the last."""
+    """The size within the limit, and every chunk up to the last, each with its checksum."""
     place = len(_PNG)
     while place + 12 <= len(view):
         length, name = struct.unpack_from(">I4s", view, place)
@@ -97,9 +99,18 @@ def _check_png(view: memoryview, max_pixels: int) -> None:
                 raise ImageError(f"A PNG image of {len(view)} bytes starts with no header; it is damaged.")
             width, height = struct.unpack_from(">II", view, place + 8)
             _check_pixels("PNG", height, width, max_pixels)
+            if max(height, width) > _LONGEST_SIDE:
+                raise ImageError(
+                    f"A PNG image claims {width} by {height} pixels; want at most {_LONGEST_SIDE} on a side."
+                )
+        end = place + 8 + length
+        if end + 4 > len(view):
+            break
+        if zlib.crc32(view[place + 4 : end]) != struct.unpack_from(">I", view, end)[0]:
+            raise ImageError(f"A PNG image of {len(view)} bytes is damaged between bytes {place} and {end + 4}.")
         if name == b"IEND":
             return
-        place += 12 + length
+        place = end + 4
     raise ImageError(f"A PNG image of {len(view)} bytes ends before its image does; it was cut off on its way.")
 
 

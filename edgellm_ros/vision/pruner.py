@@ -63,6 +63,8 @@ class VisualPrunerConfig:
         if isinstance(value, VisualPrunerConfig):
             return value
         known = {entry.name for entry in fields(cls)}
+        if not isinstance(value, Mapping):
+            raise RequestError(f"the visual pruner is {shown(value)}; want a VisualPrunerConfig, or values by name.")
         unknown = [name for name in value if name not in known]
         if unknown:
             raise RequestError(

@@ -238,6 +238,7 @@ def test_cameras_that_the_policy_cannot_do_without_are_refused(runtime, images, 
         (np.zeros(4), r"shape \(4,\); the policy takes \(5,\)"),
         (np.array([0, 0, np.nan, 0, 0]), "the state of state_2 is nan"),
         (np.array([0, 0, 0, 0, -np.inf]), "the state of state_4 is -inf"),
+        (np.array([0, 1e308, 0, 0, 0]), r"the state of state_1 is 1e\+308, beyond any number"),
     ],
 )
 def test_a_state_that_says_nothing_is_refused(runtime, state, sentence):
@@ -294,6 +295,16 @@ def test_settings_name_the_numbers_and_their_meaning(tmp_path):
         assert opened.manifest.meaning is ActionMeaning.JOINT_POSITION and opened.manifest.step_time == 0.05
         chunk = compute(opened, "all")
         assert chunk.names == ("pan", "lift", "elbow", "grip") and chunk.units[-1] == "m" and chunk.step == 50_000_000
+
+
+def test_settings_beside_the_checkpoint_are_read_where_no_others_are_named(tmp_path):
+    shutil.copytree(FOLDER, tmp_path / "policy")
+    (tmp_path / "policy" / "policy_settings.yaml").write_text("meaning: joint_position\n")
+    (tmp_path / "robot.yaml").write_text("meaning: twist\n")
+    for given, meaning in ((None, ActionMeaning.JOINT_POSITION), (tmp_path / "robot.yaml", ActionMeaning.TWIST)):
+        path = build_engine(tmp_path / "policy", tmp_path / meaning.value, policy_settings=given)
+        with PolicyRuntime(path, threads=1) as opened:
+            assert opened.manifest.meaning is meaning
 
 
 @pytest.mark.parametrize(
@@ -375,7 +386,7 @@ def test_the_command_prints_the_chunk(engines, tmp_path, stored):
     assert printed["x0_digest"] == noise_digest(ARRAYS[f"{stored}_noise"]) and printed["timings"]["total_ms"] > 0
 
 
-def test_the_command_refuses_bad_files_in_one_sentence(engines, tmp_path):
+def test_the_command_refuses_bad_files_in_one_sentence(engines, tmp_path, capsys):
     from edgellm_ros.cli.main import main
 
     (tmp_path / "text.npz").write_text("no archive")
@@ -385,4 +396,6 @@ def test_the_command_refuses_bad_files_in_one_sentence(engines, tmp_path):
     for name in ("text", "empty", "words", "objects", "missing"):
         path = tmp_path / f"{name}.npz"
         assert main(["act", str(engines["onnxruntime"]), "--observation", str(path), "--task", "touch"]) == 2, name
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and "pickle" not in said, said
     assert main(["act", str(tmp_path), "--observation", str(tmp_path / "empty.npz")]) == 2

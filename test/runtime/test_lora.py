@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from edgellm_ros.builder.adapters import AdapterLimits
 from edgellm_ros.builder.build import build_engine
 from edgellm_ros.cli.main import main
 from edgellm_ros.engine_format import open_engine_directory
-from edgellm_ros.errors import CheckpointError, EdgeLLMError, MisuseError, RefusalCode
+from edgellm_ros.errors import CheckpointError, EdgeLLMError, MisuseError, RefusalCode, RequestError
 from edgellm_ros.runtime.context_cache import ContextCacheConfig
 from edgellm_ros.runtime.executor import ModelExecutor
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
@@ -181,6 +182,40 @@ def test_a_joiner_waits_for_a_place_and_then_answers_alike(runtime, folder):
             assert handle.get(20).output_ids == [expected(folder, name)]
     finally:
         scheduler.shutdown()
+
+
+def test_nobody_overtakes_the_first_that_waits_for_a_place(runtime):
+    """Two have the places, a third waits for one; the fourth needs none and stays behind it all the same."""
+    submitted = threading.Event()
+    first = asked("a", on_token_generated=lambda *token: submitted.wait(20))
+    scheduler = RequestEngine(runtime, RequestEngineConfig(max_batch_size=4))
+    try:
+        handles = [scheduler.submit(request) for request in (first, asked("b"), asked("c"), asked(""))]
+        submitted.set()
+        starts = [handle.get(20).times[0].prefill_start for handle in handles]
+        assert scheduler.metrics().stalls_no_capacity > 0
+    finally:
+        submitted.set()
+        scheduler.shutdown()
+    assert starts == sorted(starts)
+
+
+@pytest.mark.parametrize("place", ["Sequence.start", "Sequence.attach"])
+@pytest.mark.parametrize("fault", [ArithmeticError, RequestError])
+def test_an_admission_that_fails_holds_no_adapter(runtime, monkeypatch, place, fault):
+    def broken(*arguments):
+        raise fault("injected")
+
+    def hook(boundary):
+        if runtime.rank.adapters._slots.users("b") or boundary.resident_count() != 1:
+            return
+        with monkeypatch.context() as patch:
+            patch.setattr(f"edgellm_ros.runtime.sequence.{place}", broken)
+            with pytest.raises(fault):
+                boundary.admit_request(runtime.prepare(asked("b")), 5, 50)
+        assert runtime.rank.adapters._slots.users("b") == 0
+
+    assert runtime.handle_request(asked("a"), LLMGenerationResponse(), boundary_hook=hook)
 
 
 def test_the_batch_names_an_adapter_for_all(runtime, folder):

@@ -130,20 +130,38 @@ def test_a_video_is_its_frames_where_the_family_has_only_images(built, files, ca
     ("options", "sentence"),
     [
         (("--prompt", "hi", "--image", "nothing.png"), "--image nothing.png cannot be read"),
-        (("--prompt", "hi", "--image", "config.json"), "want JPEG"),
+        (("--prompt", "hi", "--image", "config.json"), "--image config.json: A compressed image labelled"),
+        (("--prompt", "hi", "--image", "a.jpg", "--image", "cut.jpg"), "--image cut.jpg: A JPEG image of"),
+        (("--prompt", "hi", "--image", "."), "--image . cannot be read (Is a directory)"),
+        (("--prompt", "hi", "--image", "loop.png"), "loop.png cannot be read (Too many levels of symbolic links)"),
+        (("--prompt", "hi", "--image", "/dev/zero"), "--image /dev/zero has more than"),
+        (("--prompt", "hi", *("--image", "a.jpg") * 40), "max_kv_cache_capacity is 192"),
+        (("--prompt", "hi", "--video", "a.txt"), "has no frame that OpenCV reads"),
+        (("--prompt", "hi", "--video", "wide.avi"), "frames of 5000 by 4000 pixels; want at most 16777216"),
         (("--prompt", "hi", "--video", "config.json"), "has no frame that OpenCV reads"),
         (("--prompt", "hi", "--video", "nothing.avi"), "is no file"),
         (("--prompt", "hi", "--video", "v.avi", "--video-frames", "0"), "--video-frames is 0"),
         (("--input-ids", "5,6", "--image", "a.jpg"), "give the text with --prompt"),
     ],
-    ids=["no file", "no image", "no video", "no video file", "no frames", "no prompt"],
-)
-def test_what_cannot_be_seen_is_refused_in_a_sentence(built, files, capsys, monkeypatch, options, sentence):
+    ids=[
+        "no file", "no image", "cut", "folder", "link to itself", "endless", "too many", "text as video", "huge frames",
+        "no video",  "no video file", "no frames", "no prompt",
+    ],
+)  # fmt: skip
+def test_what_cannot_be_seen_is_refused_in_a_sentence(built, files, capfd, monkeypatch, options, sentence):
     engine = built("qwen2_vl")
     monkeypatch.chdir(files)
     (files / "config.json").write_text("{}")
+    (files / "a.txt").write_text("no video")
+    (files / "cut.jpg").write_bytes((files / "a.jpg").read_bytes()[:-40])
+    (files / "loop.png").symlink_to("loop.png")
+    if "wide.avi" in options:
+        writer = cv2.VideoWriter(str(files / "wide.avi"), cv2.VideoWriter_fourcc(*"MJPG"), 10, (5000, 4000))
+        writer.write(np.zeros((4000, 5000, 3), np.uint8))
+        writer.release()
     assert main(["generate", engine, *options]) == 2
-    assert sentence in capsys.readouterr().err
+    said = capfd.readouterr().err
+    assert sentence in said and said.count("\n") == 1
 
 
 def test_the_pruner_leaves_tokens_out_or_says_why_not(built, files, capsys):

@@ -18,6 +18,7 @@ from builtin_interfaces.msg import Duration
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
 from rclpy.qos import qos_profile_sensor_data
+from rclpy.serialization import serialize_message
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import Image, JointState
 from std_srvs.srv import Trigger
@@ -139,6 +140,26 @@ def test_a_malformed_trajectory_is_refused_and_counted(start):
     bench.until(lambda: bench.world.refused == 1)
     assert bench.call("score")[1]["refused_trajectories"] == 1
     assert bench.joints[-1].position.tolist() == pytest.approx(before)
+
+
+@pytest.mark.parametrize("kind", ["nothing", "cut", "noise", "large", "nowhere"])
+def test_a_hostile_trajectory_is_refused_and_the_world_goes_on(start, kind):
+    bench = start(real_time_factor=4.0)
+    bench.until(lambda: bool(bench.joints) and bench.trajectories.get_subscription_count() == 1)
+    whole = serialize_message(trajectory([1.0, 1.0, 1.0, 0.0]))
+    if kind == "large":
+        many = trajectory([0.0] * 4)
+        many.points *= 20_000
+        whole = serialize_message(many)
+    elif kind == "nowhere":
+        whole = serialize_message(trajectory([1e308] * 4, [-1e308] * 4))
+    else:
+        whole = {"nothing": whole[:4], "cut": whole[: len(whole) // 2], "noise": whole[:4] + b"\xff" * 200}[kind]
+    bench.trajectories.publish(whole)
+    bench.until(lambda: bench.world.refused == 1)
+    heard = len(bench.joints)
+    bench.until(lambda: len(bench.joints) > heard + 3)
+    assert np.isfinite(bench.joints[-1].position).all()
 
 
 def test_services_reset_with_a_seed_and_score(start):

@@ -142,6 +142,20 @@ def test_depth_that_is_packed_otherwise_is_refused_by_name():
         decode_compressed("16UC1; compressedDepth rvl", struct.pack("<iffii", 0, 0.0, 0.0, 4, 4) + bytes(30))
 
 
+@pytest.mark.parametrize("place", range(8, 80, 3))
+def test_a_damaged_chunk_of_a_png_is_refused_before_a_library_tries(place, capfd):
+    data = bytearray(encoded("png", picture(40, 40)))
+    data[place] ^= 0x10
+    with pytest.raises(ImageError, match=r"damaged|cut off|starts with no header|claims|want at most"):
+        decode_compressed("png", bytes(data))
+    assert capfd.readouterr().err == ""
+
+
+def test_a_png_of_one_endless_row_is_refused_with_its_numbers():
+    with pytest.raises(ImageError, match="10000000 by 1 pixels; want at most 1000000 on a side"):
+        decode_compressed("png", png_that_claims(10_000_000, 1))
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_damage_anywhere_gives_an_image_or_a_refusal(seed):
     generator = np.random.default_rng(seed)

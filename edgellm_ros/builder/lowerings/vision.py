@@ -116,13 +116,18 @@ class OnnxRuntimeVision:
         self, graph: Graph, x: Value, integers: StoredTensor, scales: StoredTensor, bias: Weight | None
     ) -> Value:
         """What one quantisation leaves over is quantised by itself: the inputs have sixteen bits, the weights eight."""
-        matrix = [Value(integers.name), Value(scales.name)]
+
+        def product(part: Value, step: Value, zero: Value, *last: Value | None) -> Value:
+            inputs = [part, Value(integers.name), step, Value(scales.name), zero, *last]
+            return graph.node("MatMulIntegerToFloat", inputs, domain=MICROSOFT)[0]
+
         rounded, scale, zero = graph.node("DynamicQuantizeLinear", [x], outputs=[None, None, None])
         (large,) = graph.node("DequantizeLinear", [rounded, scale, zero])
-        (small,) = graph.node("Sub", [x, large])
-        (y,) = graph.node("MatMulIntegerToFloat", [rounded, matrix[0], scale, matrix[1], zero], domain=MICROSOFT)
-        last = [] if bias is None else [None, graph.parameter(bias)]
-        return graph.add(y, graph.node("DynamicQuantizeMatMul", [small, *matrix, *last], domain=MICROSOFT)[0])
+        (small,) = graph.node("Sub", [x, large])  # up to half of ``scale`` either way, so its own needs no search
+        step, middle = graph.mul(scale, real(graph, 1 / 255)), graph.constant(np.array(128, dtype=np.uint8))
+        (rest,) = graph.node("QuantizeLinear", [small, step, middle])
+        last = () if bias is None else (None, graph.parameter(bias))
+        return graph.add(product(rounded, scale, zero), product(rest, step, middle, *last))
 
     def layer_norm(self, graph: Graph, x: Value, weight: Weight, bias: Weight, epsilon: float) -> Value:
         """See ``VisionLowering``."""
