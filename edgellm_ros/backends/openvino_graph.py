@@ -20,9 +20,15 @@ _MOST_SHAPES = 64  # of runs whose tensors are kept
 
 
 def check_openvino() -> None:
-    """:raises MissingPackageError: it is not installed."""
+    """:raises MissingPackageError: it is not installed, or cannot be imported."""
     if importlib.util.find_spec("openvino") is None:
         raise MissingPackageError("the package openvino is not installed; install it with 'pip install openvino'.")
+    try:
+        import openvino  # noqa: F401
+    except ImportError as error:
+        raise MissingPackageError(
+            f"the package openvino cannot be imported ({error}); install it again with 'pip install openvino'."
+        ) from None
 
 
 def inference_precision(cpu_info: Path = Path("/proc/cpuinfo")) -> str:

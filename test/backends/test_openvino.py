@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -97,15 +98,15 @@ def test_runs_of_any_shape_agree_with_onnx_runtime(preferred, exact, subject):
 
 
 def test_the_slower_library_is_not_taken(monkeypatch, subject):
-    monkeypatch.setattr(chosen_engine, "objection_to", lambda error, plain, other: "it must be faster")
+    monkeypatch.setattr(chosen_engine, "objection_to", lambda error, plain, other: "it is too slow")
     wanted, found = subject.run(2)
     assert (wanted == found).all()
-    assert subject.library.startswith("ONNX Runtime (OpenVINO") and "it must be faster" in subject.library
+    assert subject.library.startswith("ONNX Runtime (OpenVINO") and "it is too slow" in subject.library
 
 
 @pytest.mark.parametrize(
     ("error", "plain", "other", "sentence"),
-    [(0.01, 2.0, 1.0, ""), (0.01, 1.0, 1.0, "faster"), (0.05, 2.0, 1.0, "error"), (float("nan"), 2.0, 1.0, "error")],
+    [(0.01, 2.0, 1.0, ""), (0.01, 1.1, 1.0, "1.2 times"), (0.05, 2.0, 1.0, "error"), (float("nan"), 2.0, 1.0, "error")],
 )
 def test_what_speaks_against_a_library(error, plain, other, sentence):
     objection = chosen_engine.objection_to(error, plain, other)
@@ -164,7 +165,7 @@ def test_a_wrong_call_is_refused_before_anything_is_chosen(preferred, subject):
         engine.run({"x": (1, WIDTH), "y": (1, WIDTH)})
 
 
-def test_it_is_taken_by_name_alone_for_what_onnx_runtime_runs(monkeypatch):
+def test_it_is_taken_by_name_alone_for_what_onnx_runtime_runs():
     for lowering in ("onnxruntime", "tensorrt", "tensorrt_legacy"):
         open_backend("openvino", lowering=lowering).close()
     with pytest.raises(BackendError, match=r"'openvino' cannot run .*'fake'"):
@@ -172,8 +173,18 @@ def test_it_is_taken_by_name_alone_for_what_onnx_runtime_runs(monkeypatch):
     backend = open_backend("auto", lowering="onnxruntime")
     assert backend.name == "onnxruntime" and graph_libraries(backend) == {}
     backend.close()
-    monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(MissingPackageError, match="pip install openvino"):
+
+
+def test_a_missing_or_broken_package_is_one_sentence(monkeypatch, tmp_path):
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "openvino" else find(name))
+    with pytest.raises(MissingPackageError, match="is not installed; install it with 'pip install openvino'"):
+        open_backend("openvino")
+    monkeypatch.undo()
+    (tmp_path / "openvino.py").write_text("import no_such_library\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "openvino")
+    with pytest.raises(MissingPackageError, match=r"cannot be imported .*no_such_library.*; install it again"):
         open_backend("openvino")
 
 

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 from lifecycle_msgs.msg import Transition
+from openvino_choice import prefer_openvino
 from policy_bench import Robot, seconds
 from policy_checkpoints import reference, scaled_error
 
@@ -272,6 +273,20 @@ def test_diagnostics_show_what_came_and_what_was_followed(start):
     values = {value.key: value.value for value in bench.diagnostics["policy"].values}
     assert values["joint_states.taken"] == "1" and values["chunks.followed"] == "1"
     assert json.loads(values["moving"]) is True
+
+
+def test_diagnostics_tell_which_library_runs_which_graph(start, monkeypatch):
+    pytest.importorskip("openvino")
+    prefer_openvino(monkeypatch)
+    bench, robot = start({"engine.backend": "openvino"})
+    show(bench, robot)
+    (report,) = bench.ask(TASK)
+    assert report["finish_reason"] == "end_id" and report["chunks"] == "1"
+    bench.wait(lambda: "device" in bench.diagnostics, "the status")
+    values = {value.key: value.value for value in bench.diagnostics["device"].values}
+    assert values["backend"] == "openvino"
+    for graph in ("visual", "prefix", "action"):
+        assert "times as fast" in values[f"library.{graph}.onnx"]
 
 
 @pytest.mark.parametrize("stamp", ["observation", "now", "zero"])
