@@ -108,6 +108,6 @@ $(VENV_TENSORRT)/.stamps/python: FORCE
 	@sh tools/create_environment $(VENV_TENSORRT) "$(PYTHON)" $(PYTHON_VERSIONS)
 
 $(VENV_TENSORRT)/.stamps/requirements: $(VENV_TENSORRT)/.stamps/python requirements/tensorrt-build.txt
-	@$(VENV_TENSORRT)/bin/python tools/install_packages.py "TensorRT-RTX's importer and the builder (7 packages, 420 MB)" \
+	@$(VENV_TENSORRT)/bin/python tools/install_packages.py "TensorRT-RTX's importer and the builder (about 30 packages, 440 MB)" \
 		-r requirements/tensorrt-build.txt
 	@touch $@

@@ -17,6 +17,7 @@ from pathlib import Path
 from .harness import EngineSpec, PeerUnavailableError, SkippedPeer
 from .peers.gguf_llama import smollm2_gguf
 from .policy_shape import write_smolvla_shape
+from .vision_shapes import VisionShape
 
 ROOT = Path(__file__).resolve().parent.parent
 GEMMA = "gemma3-270m"  # a model in wheels, by the name that our builder knows it by
@@ -99,6 +100,30 @@ class Workspace:
         """Our runtime on an engine directory of that precision, built with these options."""
         directory = self.engine_directory(precision, options, model)
         return EngineSpec(f"edgellm {precision}", "benchmarks.ours:Runtime", {"engine_directory": str(directory)})
+
+    def random_engine(self, shape: VisionShape, precision: str, *, text_only: bool = False) -> Path:
+        """An engine directory of random weights in the shape of a vision-language model.
+
+        :raises PreparationError: the build failed.
+        """
+        options = ["--random-weights", "--max-batch", "1", "--max-input", "4096", "--max-kv", "4096"]
+        source = shape.write(self.cache / f"{shape.label}-shape")
+        return self._built(shape.label, precision, str(source), [*options, *(["--text-only"] if text_only else [])])
+
+    def torch_tower(self, shape: VisionShape, precision: str) -> EngineSpec | SkippedPeer:
+        """The image tower of a shape in transformers on torch."""
+        label = f"transformers torch tower {precision}"
+        try:
+            for package in ("torch", "transformers"):
+                self._need(self.torch_python, package, "--torch-python")
+        except PeerUnavailableError as skip:
+            return SkippedPeer(label, str(skip))
+        return EngineSpec(
+            label,
+            "benchmarks.peers.transformers_tower:TransformersTower",
+            {"config": dict(shape.config), "precision": precision},
+            interpreter=self.torch_python,
+        )
 
     def llama_cpp(self, kind: str) -> EngineSpec | SkippedPeer:
         """llama.cpp on weights that it requantised to ``kind`` itself."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..harness import Case
 from ..workspace import Workspace
-from . import batch, build, decode, node, policy, prefill, prefix, shaped, vision
+from . import batch, build, decode, images, node, policy, prefill, prefix, shaped, vision
 
 CaseMaker = Callable[[Workspace], Case]
 
@@ -20,4 +20,5 @@ CASES: dict[str, CaseMaker] = {
     **policy.CASES,
     **node.CASES,
     **build.CASES,
+    **images.CASES,
 }

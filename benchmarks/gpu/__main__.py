@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from .models import SHAPES, build_shape, build_smollm2
 
 TARGETS = {"SmolLM2-135M": (1.19, 1.10), "SmolLM2-360M": (1.49, 1.35), "Qwen2.5-1.5B": (1.97, 1.85)}  # ms: must, aim
 TRANSFORMERS = {"SmolLM2-135M": 2.75, "SmolLM2-360M": 3.17, "Qwen2.5-1.5B": 4.52}  # ms, compiled, same GPU
+TASKS = ["reference", "models", "kernels", "onnxruntime", "all", "tensorrt", "vision", "one"]
 LEGACY_LAYERS = "SmolLM2-135M, 4 layers"
 
 
@@ -215,6 +216,23 @@ def run_tensorrt(arguments: argparse.Namespace, report: Report) -> None:
     holder.close()
 
 
+def run_images(arguments: argparse.Namespace, report: Report) -> None:
+    from edgellm_ros.backends.cuda.backend import CUDABackend
+
+    from .vision import VisionRun, run_vision
+
+    library = arguments.library or "onnxruntime"
+    run = VisionRun(arguments.models, library, lambda: CUDABackend(library))
+    if library == "tensorrt":
+        from edgellm_ros.builder.tensorrt_build import PlanOptions, compile_plan
+
+        options = PlanOptions(library_tactics=not arguments.no_library_tactics)
+        run = replace(
+            run, lowering=arguments.lowering, compile_plans=lambda directory: compile_plan(directory, options)
+        )
+    run_vision(run, report)
+
+
 def measure_all(arguments: argparse.Namespace, report: Report, library: str, lowering: str) -> None:
     print_head()
     for name in arguments.shape:
@@ -240,7 +258,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu", description=__doc__, epilog="'policies --help' tells of policies."
     )
-    parser.add_argument("task", choices=["reference", "models", "kernels", "onnxruntime", "all", "tensorrt", "one"])
+    parser.add_argument("task", choices=TASKS)
     parser.add_argument("--models", type=Path, default=Path("benchmarks/.cache/gpu"), help="where engines are built")
     parser.add_argument("--reference", type=Path, default=Path("benchmarks/gpu/reference.json"))
     parser.add_argument("--gguf", type=Path, help="SmolLM2-135M-Instruct, for the check with real weights")
@@ -249,9 +267,9 @@ def main() -> int:
     parser.add_argument("--cycles", type=int, default=200)
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--no-library-tactics", action="store_true", help="TensorRT without cuBLAS and cuDNN")
-    parser.add_argument("--lowering", default="tensorrt_legacy", help="of task models")
+    parser.add_argument("--lowering", default="tensorrt_legacy", help="of tasks models and vision")
     parser.add_argument("--precision", default="fp32", help="of task models")
-    parser.add_argument("--library", choices=["onnxruntime", "tensorrt"], help="of task one")
+    parser.add_argument("--library", choices=["onnxruntime", "tensorrt"], help="of tasks one and vision")
     parser.add_argument("--own-graph", action="store_true", help="of task one: the provider's own recording too")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
@@ -269,13 +287,15 @@ def main() -> int:
         random = build_shape(LEGACY_LAYERS, arguments.models, precision="fp32", lowering="onnxruntime")
         checks.write_reference(arguments.reference, real, random, arguments.text.read_text(encoding="utf-8"))
         return 0
-    report = start_report("tensorrt" if arguments.task == "tensorrt" else "onnxruntime")
+    tensorrt = arguments.task == "tensorrt" or (arguments.task == "vision" and arguments.library == "tensorrt")
+    report = start_report("tensorrt" if tensorrt else "onnxruntime")
     report.path = arguments.output
     {
         "kernels": lambda a, r: check_kernels(r),
         "onnxruntime": run_onnxruntime,
         "all": run_all,
         "tensorrt": run_tensorrt,
+        "vision": run_images,
     }[arguments.task](arguments, report)
     for failure in report.failed:
         print(f"FAILED {failure}")

@@ -188,6 +188,8 @@ class _Probe:
                 array[...] = bound[name].prefix(tuple(shape)).array
                 if spec.dtype is DataType.FLOAT32:
                     array += random.standard_normal(array.shape, dtype=np.float32)
+                elif spec.dtype is DataType.UINT8:  # levels of pixels, modulo 256
+                    array += random.integers(0, 256, array.shape, dtype=np.uint8)
             self._copies[name] = HostTensor(array, spec.dtype)
 
     def run(

@@ -1,11 +1,13 @@
 """The cameras of the node: subscriptions that only keep references, and the images that a prompt is answered with.
 
 Messages arrive serialised and stay so: a callback reads the stamp out of the first bytes and no more. The frames that
-a prompt uses are deserialised and decoded once, by the thread that answers it.
+a prompt uses are deserialised and decoded once, by the thread that answers it. Where prompts alone use them, and stamps
+are the cameras' own, that thread takes them from the middleware too, and the executor leaves them there.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +28,10 @@ if TYPE_CHECKING:
 
 DEPTH = 2  # of a subscription; the newest frame is what counts
 FRAMES_IN_ORDER = 256  # of each camera that wait where every one is used
+WAITING = 4  # frames of each of several cameras that wait for a prompt: partners are looked for among them
+GLANCE = 1.0  # s between looks at cameras whose frames wait for a prompt
 _POLL = 0.1  # s between looks at a request that waits for images
+_QUICK_POLL = 0.01  # s, where nobody tells that one came
 _SENTENCES = {
     FrameEvent.ZERO_STAMP: "stamps its images zero, so they are not used; set images.stamp_source to receive.",
     FrameEvent.FUTURE_STAMP: "stamps its images ahead of this node's clock, so they are not used; correct the clocks.",
@@ -80,7 +85,10 @@ class RequestImages:
 
 
 class CameraInputs:
-    """Subscriptions belong to the executor's thread; ``take`` to the one that answers prompts."""
+    """Subscriptions belong to the executor's thread; ``take`` to the one that answers prompts.
+
+    The lock is for taking messages that wait, and for the end of their subscriptions.
+    """
 
     def __init__(
         self,
@@ -116,7 +124,21 @@ class CameraInputs:
             qos_overriding_options=qos.overridable(),
         )
         self._stamps = settings.images.stamp_source == "header"
-        profile = _with_depth(qos_profile_sensor_data, in_order or DEPTH)
+        self._taking = threading.Lock()
+        self._glance: Any = None
+        group = None
+        if boxes is not None and self._stamps and not in_order:
+            from .on_demand import OnDemandGroup
+
+            group = OnDemandGroup()
+
+            def glance() -> None:
+                self._look()
+                group.look()
+
+            self._glance = node.create_timer(GLANCE, glance)
+        self._depth = in_order or (WAITING if group is not None and len(self.cameras) > 1 else DEPTH)
+        profile = _with_depth(qos_profile_sensor_data, self._depth)
         self._subscriptions = [
             node.create_subscription(
                 CompressedImage if camera.compressed else Image,
@@ -125,6 +147,7 @@ class CameraInputs:
                 profile,
                 event_callbacks=qos.subscription_callbacks(camera.topic),
                 qos_overriding_options=qos.overridable(),
+                callback_group=group,
                 raw=True,
             )
             for camera in self.cameras
@@ -133,10 +156,24 @@ class CameraInputs:
     def close(self) -> None:
         """Take everything back from the node."""
         self._node.destroy_publisher(self._overlay)
-        for subscription in self._subscriptions:
-            self._node.destroy_subscription(subscription)
-        self._subscriptions.clear()
+        if self._glance is not None:
+            self._node.destroy_timer(self._glance)
+        with self._taking:
+            for subscription in self._subscriptions:
+                self._node.destroy_subscription(subscription)
+            self._subscriptions.clear()
         self.frames.clear()
+
+    def _look(self) -> None:
+        """Take what waits, where the executor leaves it."""
+        if self._glance is None:
+            return
+        from .on_demand import take_waiting
+
+        with self._taking:
+            for subscription in self._subscriptions:
+                for serialised in take_waiting(subscription, self._depth):
+                    subscription.callback(serialised)
 
     def _receiver(self, camera: Camera) -> Callable[[bytes], None]:
         def receive(serialised: bytes) -> None:
@@ -157,6 +194,7 @@ class CameraInputs:
 
     def select(self, settings: ImageSettings) -> FrameSet | NoFrames:
         """The newest valid frames of the moment, or why there are none."""
+        self._look()
         return self.frames.select(self._now(), slop=settings.sync_slop, max_age=settings.max_age)
 
     def take(
@@ -170,7 +208,7 @@ class CameraInputs:
         while isinstance(found, NoFrames) and settings.on_missing == "wait" and not stopped():
             if time.monotonic() >= deadline:
                 raise RequestError(f"{found.sentence} The prompt waited for it in vain.", RefusalCode.DEADLINE)
-            self.frames.wait(_POLL)
+            self.frames.wait(_POLL if self._glance is None else _QUICK_POLL)
             found = self.select(settings)
         if isinstance(found, NoFrames):
             if settings.on_missing == "text_only":

@@ -183,7 +183,7 @@ class VisionRunner:
         metrics.image_tokens += item.token_count
         encoded = self.cache.get(item.digest)
         if encoded is None:
-            encoded = self.tower.encode(self._pixels(item), item.grid)
+            encoded = self.tower.encode(self.pixels(item), item.grid)
             if encoded.embeddings.shape[0] != item.token_count:
                 raise RequestError(
                     f"an image gave {encoded.embeddings.shape[0]} rows for {item.token_count} tokens of the prompt; "
@@ -199,10 +199,10 @@ class VisionRunner:
         """Where the tower's backend has a choice of libraries, let it choose, on a black image."""
         if graph_libraries(self._tower_backend or self._backend):
             item = self._item(IMAGE, np.zeros((*WARM_UP_SIZE, 3), np.uint8), b"")
-            self.tower.encode(self._pixels(item), item.grid)
+            self.tower.encode(self.pixels(item), item.grid)
 
-    def _pixels(self, item: MediaItem) -> np.ndarray | Tensor:
-        """What the tower takes of an item."""
+    def pixels(self, item: MediaItem) -> np.ndarray | Tensor:
+        """What the tower takes of an item: made on its device where that is done there."""
         plan = self._plan(item.content) if item.inputs is None else None
         if plan is not None and self._device is not None:
             return self._device.prepare(item.content, plan)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 
 import numpy as np
+import onnx
 import pytest
 
 pytest.importorskip("onnxruntime")
@@ -185,3 +186,11 @@ def test_the_command_builds_a_policy_with_all_its_plans(tmp_path, monkeypatch, c
     assert "fp16 engine directory with its plan" in capsys.readouterr().out
     found = {str(plan.relative_to(out)) for plan in out.rglob("*.engine")}
     assert found == {"visual/visual.engine", "action/prefix.engine", "action/action.engine", "action/time.engine"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_graph_makes_numbers_of_a_shape_on_the_host_that_a_recording_would_keep(compiled, family):
+    for graph in graphs(compiled(family)[0]):
+        if graph.parent.name == "action":
+            made = {node.op_type for node in onnx.load(graph, load_external_data=False).graph.node}
+            assert not made & {"Range", "ConstantOfShape", "NonZero"}, graph

@@ -66,13 +66,14 @@ class CameraBench:
         with contextlib.suppress(ExternalShutdownException):
             executor.spin()
 
-    def open(self) -> CameraInputs:
+    def open(self, **options: Any) -> CameraInputs:
+        values = {"boxes": lambda height, width: np.array([[0.0, 0.0, 1.0, 0.5], [0.0, 0.5, 1.0, 1.0]]), **options}
         self.cameras = CameraInputs(
             self.node,
             self.settings,
             self.qos,
             lambda kind, sentence: self.warnings.append((kind, sentence)),
-            lambda height, width: np.array([[0.0, 0.0, 1.0, 0.5], [0.0, 0.5, 1.0, 1.0]]),
+            **values,
         )
         return self.cameras
 
@@ -216,6 +217,35 @@ def test_callbacks_keep_references_and_decode_nothing(bench, monkeypatch):
     receive(serialised)
     found = cameras.select(one.settings.images)
     assert found.frames[0].payload is serialised
+
+
+def test_frames_wait_in_the_middleware_until_a_prompt_wants_them(bench, monkeypatch):
+    monkeypatch.setattr("edgellm_ros.ros.images.GLANCE", 3600.0)
+    one = bench()
+    cameras = one.open()
+    publisher = one.robot.create_publisher(Image, "image", 10)
+    one.wait(lambda: publisher.get_subscription_count() and one.node.count_publishers("image"), DISCOVERY)
+    values = iter(range(1, 256))
+    one.publish_until(
+        publisher, lambda: image_message(one.robot.get_clock(), next(values)), lambda: cameras.frames.events("image")
+        or (cameras.select(one.settings.images) and cameras.frames.events("image")),
+    )  # fmt: skip
+    before = cameras.frames.events("image")["taken"]
+    for value in (200, 201, 202, 203):
+        publisher.publish(image_message(one.robot.get_clock(), value))
+    time.sleep(0.3)
+    assert cameras.frames.events("image")["taken"] == before  # the executor left them there
+    assert one.take().images[0][0, 0, 0] == 203
+    assert cameras.frames.events("image")["taken"] <= before + 2  # of a depth of two
+
+
+@pytest.mark.parametrize("options", [{"boxes": None}, {"series": True}], ids=["no prompts", "a series"])
+def test_where_every_frame_counts_the_executor_takes_it(bench, options):
+    one = bench()
+    cameras = one.open(**options)
+    assert cameras._glance is None
+    publisher = one.robot.create_publisher(Image, "image", 10)
+    one.publish_until(publisher, lambda: image_message(one.robot.get_clock()), lambda: cameras.frames.events("image"))
 
 
 @pytest.mark.parametrize(("sentence", "change"), [

@@ -18,6 +18,7 @@ from ..vision_families.layers import Layers
 from ..weights import Weight, scaled, shifted
 
 PREFIX = "prefix"
+MOST_KEYS = 16384
 
 
 @dataclass(frozen=True)
@@ -156,14 +157,15 @@ def rope_constants(graph: Graph, head_dim: int, positions: np.ndarray, theta: fl
 def interval_bias(graph: Graph, length: str | int, keys: Value) -> Value:
     """Declare ``attend_end`` [1,S]; 0 where a row sees a key and a large negative number elsewhere, [1,1,S,T].
 
-    ``keys`` [...,T] is any tensor whose last axis is that of all keys.
+    ``keys`` [...,T] is any tensor whose last axis is that of all keys, ``MOST_KEYS`` of them at most. Their numbers are
+    cut from a constant: on a GPU a range that follows from a shape is made on the host and copied, and a recording
+    would keep the address that it was copied from.
     """
     ends = graph.input("attend_end", "int32", [1, length])
     (shape,) = graph.node("Shape", [keys])
-    (count,) = graph.node("Gather", [shape, graph.constant(np.array(-1, dtype=np.int64))], axis=0)
-    steps = [graph.constant(np.array(number, dtype=np.int64)) for number in (0, 1)]
-    (index,) = graph.node("Range", [steps[0], count, steps[1]])
-    (index,) = graph.node("Cast", [index], to="int32")
+    (count,) = graph.node("Gather", [shape, whole(graph, -1)], axis=0)
+    numbers = graph.constant(np.arange(MOST_KEYS, dtype=np.int32))
+    (index,) = graph.node("Slice", [numbers, whole(graph, 0), count])
     (ends,) = graph.node("Unsqueeze", [ends, whole(graph, 1, 3)])
     (seen,) = graph.node("Less", [index, ends])
     return bias_of(graph, seen)

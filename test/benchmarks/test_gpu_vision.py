@@ -1,0 +1,67 @@
+"""What ``benchmarks.gpu vision`` would measure, at tiny size on a pretended GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from level_engines import processor_settings
+from pretend_gpu import compile_pretended, pretend_backend
+from vision_engines import FOLDER
+
+from benchmarks.gpu.vision import VisionRun, run_vision
+from benchmarks.vision_shapes import QWEN25_VL, SMOLVLM, VisionShape
+from edgellm_ros.builder.vision_families import read_tower
+from edgellm_ros.engine_format import BuilderLimits
+
+pytest.importorskip("cv2")
+
+
+class Report:
+    """Rows by metric."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, tuple[float, list[float]]] = {}
+        self.failed: list[str] = []
+
+    def add(self, case: str, metric: str, unit: str, ours: float, runs: list[float]) -> None:
+        self.rows[f"{case}: {metric}"] = (ours, runs)
+
+
+def tiny(family: str) -> VisionShape:
+    config = json.loads((FOLDER / family / "config.json").read_text(encoding="utf-8"))
+    return VisionShape(family, config, processor_settings(family), (40, 52))
+
+
+@pytest.mark.parametrize("library", ["onnxruntime", "tensorrt"])
+def test_towers_choice_and_prefill_are_measured(library: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"lowering": "onnxruntime", "open_backend": pretend_backend}
+    if library == "tensorrt":
+        options = {
+            "lowering": "tensorrt_legacy",
+            "open_backend": lambda: pretend_backend("tensorrt"),
+            "compile_plans": compile_pretended,
+        }
+    run = VisionRun(
+        tmp_path, towers=[tiny("qwen2_5_vl")], prompt=tiny("qwen2_5_vl"), precision="fp32",
+        limits=BuilderLimits(1, 160, 192), choice=(40, 16), rounds=2, **options,
+    )  # fmt: skip
+    report = Report()
+    run_vision(run, report)
+    by_metric = {name.rsplit(": ", 1)[1]: row for name, row in report.rows.items()}
+    assert by_metric["smallest cosine to float32 on the CPU"][0] > 0.9999
+    assert all(len(by_metric[name][1]) == 2 for name in ("choice of tokens", "preparing a frame", "tower", "whole"))
+    assert "whole / pruned" in by_metric and "pruned by 0.5" in by_metric
+    assert not [failure for failure in report.failed if "cosine" in failure]
+
+
+@pytest.mark.parametrize(
+    "shape", [SMOLVLM.with_layers(2, 3), QWEN25_VL.with_layers(2, 9)], ids=lambda shape: shape.label
+)
+def test_shapes_are_those_of_towers_that_are_built(shape: VisionShape, tmp_path: Path) -> None:
+    config = json.loads((shape.write(tmp_path) / "config.json").read_text(encoding="utf-8"))
+    tower = read_tower(config)
+    assert tower is not None and tower.settings()["hidden_size"] in (576, 2048)
+    assert shape.label.endswith("v") and "preprocessor_config.json" in {path.name for path in tmp_path.iterdir()}
