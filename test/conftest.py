@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
+import itertools
 import os
 import re
 import shutil
@@ -24,24 +25,24 @@ IN_NO_WHEEL = {"ament_xmllint", "launch", "launch_ros", "launch_testing", "llama
 GRAPH_REFUSED = r"does not load in onnxruntime 1\.23|onnxruntime_pybind11_state\.(Fail|InvalidGraph|NotImplemented)"
 
 _held_locks: list[IO[str]] = []
+_domains_tried = itertools.count(os.getpid())
 _log_folder = tempfile.mkdtemp(prefix="edgellm-test-log-")
 
 
-def _domain_id() -> int:
-    """A ROS domain that no other test process on this machine holds; held by a lock until this process ends.
+def _domain_id() -> tuple[int, IO[str]]:
+    """A ROS domain that no other test process on this machine holds, and the lock that holds it.
 
     The first one tried depends on the process, so that a node left over from a killed run is seldom in the way.
     """
-    for attempt in range(DOMAINS):
-        domain = 1 + (os.getpid() + attempt) % DOMAINS
+    for _ in range(DOMAINS):
+        domain = 1 + next(_domains_tried) % DOMAINS
         lock = (Path(tempfile.gettempdir()) / f"edgellm-test-domain-{domain}.lock").open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.close()
             continue
-        _held_locks.append(lock)
-        return domain
+        return domain, lock
     raise RuntimeError(f"All {DOMAINS} ROS domains for tests are held by other test processes: wait for them to end.")
 
 
@@ -49,7 +50,9 @@ def _set_ros_environment() -> None:
     # The ament index of an environment made of wheels is its root; a sourced overlay stays in force.
     os.environ.setdefault("AMENT_PREFIX_PATH", sys.prefix)
     # Never the domain of the shell: tests must not talk to a robot.
-    os.environ["ROS_DOMAIN_ID"] = str(_domain_id())
+    domain, lock = _domain_id()
+    _held_locks.append(lock)
+    os.environ["ROS_DOMAIN_ID"] = str(domain)
     os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
     os.environ.pop("ROS_LOCALHOST_ONLY", None)
     if os.environ.get("ROS_DISTRO") == "humble":  # which does not know the variable above
@@ -122,6 +125,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
 def pytest_make_collect_report() -> Generator[None, Any, None]:
     outcome = yield
     _fail_skip_for_missing_package(outcome.get_result())
+
+
+@pytest.fixture
+def other_domain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A ROS domain for the processes that this test starts: what a killed one leaves behind meets no later test."""
+    domain, lock = _domain_id()
+    with lock:
+        monkeypatch.setenv("ROS_DOMAIN_ID", str(domain))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,12 @@ _SERVICES = {
     "edgellm/reset": Trigger,
     "edgellm/enable": SetBool,
 }
+_GOALS = {
+    Transition.TRANSITION_CONFIGURE: "inactive",
+    Transition.TRANSITION_ACTIVATE: "active",
+    Transition.TRANSITION_DEACTIVATE: "inactive",
+    Transition.TRANSITION_CLEANUP: "unconfigured",
+}
 
 
 class NodeBench:
@@ -72,8 +78,12 @@ class NodeBench:
 
     def wait_connected(self) -> None:
         """Return when client and node have found each other."""
-        self.wait(lambda: self.client.connected and self.client.status is not None, "the topics are connected")
-        self.wait(lambda: all(service.service_is_ready() for service in self._services.values()), "the services")
+        conditions = {
+            "the topics are connected": lambda: self.client.connected and self.client.status is not None,
+            "the services are found": lambda: all(service.service_is_ready() for service in self._services.values()),
+        }
+        for what, condition in conditions.items():
+            self.wait(condition, what, DISCOVERY_DEADLINE)
 
     def activate(self) -> None:
         """Configure and activate."""
@@ -122,17 +132,17 @@ class NodeBench:
     def change(self, transition: int) -> bool:
         """Ask for a transition; whether it succeeded. An answer that was lost on the way is told by the state."""
         request = ChangeState.Request(transition=Transition(id=transition))
-        client, before = self._services["edgellm/change_state"], self.node.parameters.lifecycle()
+        client, goal = self._services["edgellm/change_state"], _GOALS.get(transition)
         assert client.wait_for_service(DISCOVERY_DEADLINE)
-        for _ in range(3):
-            future, end = client.call_async(request), time.monotonic() + DEADLINE
-            while not future.done() and time.monotonic() < end:
-                time.sleep(0.002)
-            if future.done():
-                return bool(future.result().success)
-            if self.node.parameters.lifecycle() != before:
-                return True
-        raise AssertionError(f"no answer to the transition {transition}; status {self.client.status}")
+        future = client.call_async(request)
+        patience = time.monotonic() + DEADLINE
+
+        def told() -> bool:
+            reached = self.node.parameters.lifecycle() == goal
+            return future.done() or (reached and time.monotonic() > patience)
+
+        self.wait(told, f"transition {transition}", DISCOVERY_DEADLINE)
+        return bool(future.result().success) if future.done() else True
 
     @property
     def lifecycle(self) -> str:

@@ -24,6 +24,7 @@ from edgellm_ros.cli.terminal_picture import picture_lines
 DEADLINE = 50.0
 TASK = "grab the cyan disc and place it on the pink disc"
 CTRL_C, CTRL_D = "\x03", "\x04"
+pytestmark = pytest.mark.usefixtures("other_domain")
 
 
 class Terminal:
@@ -44,6 +45,7 @@ class Terminal:
         )
         os.close(reader)
         self.said = ""
+        self._heard = 0  # characters that a wait has gone past
 
     def read(self):
         if not select.select([self.screen], [], [], 0.1)[0]:
@@ -56,17 +58,21 @@ class Terminal:
         return bool(piece)
 
     def wait(self, text):
-        """Until it is said anew."""
-        start, end = len(self.said), time.monotonic() + DEADLINE
-        while text not in self.said[start:]:
+        """Until it is said behind what was waited for last."""
+        end = time.monotonic() + DEADLINE
+        while (found := self.said.find(text, self._heard)) < 0:
             assert time.monotonic() < end and self.read(), self.said
+        self._heard = found + len(text)
 
     def type(self, keys):
         os.write(self.screen, keys.encode())
 
-    def kill(self, module):
+    def children(self):
         pid = self.process.pid
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+    def kill(self, module):
+        for child in self.children():
             if module in Path(f"/proc/{child}/cmdline").read_text().split("\0"):
                 os.kill(int(child), signal.SIGKILL)
 
@@ -79,8 +85,13 @@ class Terminal:
 
     def close(self):
         if self.process.poll() is None:
+            children = self.children()
             self.process.terminate()
             self.process.wait(DEADLINE)
+            end = time.monotonic() + DEADLINE  # what still runs would answer the next test
+            while any(Path("/proc", child).exists() for child in children):
+                assert time.monotonic() < end, f"{children} outlive the demonstration"
+                time.sleep(0.02)
         os.close(self.screen)
 
 

@@ -15,10 +15,11 @@ from scripted_host import wait_for
 from edgellm_ros.backends.fake import FakeScript, write_fake_engine_directory
 
 DEADLINE = 60.0
+pytestmark = pytest.mark.usefixtures("other_domain")
 
 
 def command(*arguments: str) -> list[str]:
-    """In the domain that this test process holds, unless the arguments name one."""
+    """In the domain that this test holds, unless the arguments name one."""
     domain = ["--domain", os.environ["ROS_DOMAIN_ID"]]
     return [sys.executable, "-m", "edgellm_ros.cli.main", "demo-text", *domain, *arguments]
 

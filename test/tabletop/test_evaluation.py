@@ -177,7 +177,7 @@ def test_the_shipped_checkpoint_acts_and_answers(options, accuracy, engine, caps
 
 
 @pytest.mark.slow
-def test_the_node_does_the_same_through_its_topics(engine, capsys):
+def test_the_node_does_the_same_through_its_topics(engine, capsys, other_domain):
     pytest.importorskip("rclpy")
     command = ["tabletop-eval", "--engine", str(engine), "--node", "--domain", os.environ["ROS_DOMAIN_ID"], "--json"]
     assert main([*command, "--episodes", "3", "--held-out", "1", "--questions", "2"]) == 0
