@@ -106,10 +106,14 @@ PLACES = {
     "reuse": "edgellm_ros.runtime.prefix_reuse.PrefixReuse.begin",
     "what is kept": "edgellm_ros.runtime.prefix_reuse.PrefixReuse.keep_prompts",
     "interrupts": "edgellm_ros.runtime.sequence.Sequence.check_interrupts",
+    "place of the adapter": "edgellm_ros.runtime.lora.Adapters.seat",
+    "scope": "edgellm_ros.runtime.sequence.Sequence.set_scope",
+    "pruning": "edgellm_ros.runtime.token_pruning.TokenPruner.prune",
+    "images of the row": "edgellm_ros.runtime.row_media.RowMedia.start",
     "chunk": "edgellm_ros.runtime.admission.Admission.prefill_chunk",
 }
 
-AFTER_ADMISSION = {"prompt", "outputs of the last request", "reuse", "what is kept", "interrupts", "chunk"}
+AFTER_ADMISSION = {"prompt", "outputs of the last request", "reuse", "what is kept", "interrupts", "chunk", "pruning"}
 
 
 def broken(*arguments, **fields):

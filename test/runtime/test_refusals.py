@@ -7,14 +7,17 @@ from runtime_helpers import answer, fake_runtime, item, request
 
 from edgellm_ros.backends.fake import FakeScript
 from edgellm_ros.errors import EdgeLLMError, InputTooLongError, MisuseError, RefusalCode, RequestError
+from edgellm_ros.runtime.guide_grammar import Guide
 from edgellm_ros.runtime.rank_runtime import LLMRankRuntime
 from edgellm_ros.runtime.request import (
     FinishReason,
     LLMGenerationRequest,
     LLMGenerationResponse,
+    Message,
     Request,
     SamplingParameters,
     SpecialTokenPolicy,
+    ToolCall,
 )
 from edgellm_ros.runtime.streaming import StreamChannel
 
@@ -164,3 +167,41 @@ def test_a_number_of_any_kind_is_taken_or_refused_in_a_short_sentence(name, valu
 def test_a_text_is_no_list_of_stop_strings():
     with pytest.raises(RequestError, match="list of texts"):
         Request(stop_strings="stop")
+
+
+def tools_of(size: int) -> list[dict]:
+    return [{"name": "f", "description": "x" * size}]
+
+
+LIMITS = {
+    "messages": (64, lambda count: Request((Message("user", "hi"),) * count)),
+    "bytes of a message": (128 << 10, lambda count: Message("user", "x" * count)),
+    "bytes and not characters": (64 << 10, lambda count: Message("user", "é" * count)),
+    "parts of a message": (256, lambda count: Message.of("user", *["x"] * count)),
+    "stop strings": (16, lambda count: Request(stop_strings=("x",) * count)),
+    "biases": (1024, lambda count: Request(logit_bias=dict.fromkeys(range(count), 1.0))),
+    "log probabilities": (50, lambda count: LLMGenerationRequest((item("hi"),), num_logprobs=count)),
+    "bytes of a guide": (128 << 10, lambda count: Guide("regex", "x" * count)),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_limits_hold_to_the_last_one(limit):
+    most, make = LIMITS[limit]
+    make(most)
+    with pytest.raises(RequestError):
+        make(most + 1)
+
+
+@pytest.mark.parametrize("where", ["role", "reasoning", "name", "arguments", "tools"])
+def test_the_text_of_a_request_counts_wherever_it_is(runtime, where):
+    """A prompt of a hundred megabytes would keep the tokenizer busy long before its length is known."""
+    long = "x" * 10**6
+    tools = tools_of(10**6) if where == "tools" else ()
+    fields = {"role": "user", "content": "hi"}
+    if where == "arguments":
+        fields["tool_calls"] = (ToolCall("f", long),)
+    elif where != "tools":
+        fields[where] = long
+    with pytest.raises(InputTooLongError, match=r"hold 10[0-9]+ characters; want at most 1000000"):
+        runtime.prepare(LLMGenerationRequest((Request((Message(**fields),)),), tools=tools))
