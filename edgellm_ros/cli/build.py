@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from ..builder.adapters import AdapterLimits
@@ -162,16 +160,11 @@ def _adapter_limits(arguments: argparse.Namespace) -> AdapterLimits | None:
     return AdapterLimits(arguments.lora_rank, 4 if slots is None else slots, names)
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def run(arguments: argparse.Namespace) -> int:
-    """Build; 0 when the directory stands. A termination leaves as little behind as an interrupt."""
+    """Build; 0 when the directory stands."""
     limits = _limits(arguments)
     if arguments.plan:
         check_lowering(arguments.lowering)
-    signal.signal(signal.SIGTERM, _terminate)
     line = ProgressLine()
     start = time.monotonic()
     skipped = False

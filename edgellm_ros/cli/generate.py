@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +12,6 @@ from ..errors import EdgeLLMError, RequestError
 from . import guide_options, media_options
 
 _ADAPTER = "adapter"
-_CLOSED_PIPE = 141  # what a shell shows for a program that its reader left
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,15 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise RequestError("--logprobs is given without --json; add it.")
     if arguments.profile and not arguments.json:
         raise RequestError("--profile is given without --json; add it.")
-    try:
-        return _generate(arguments)
-    except BrokenPipeError:
-        # The interpreter flushes standard output once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _CLOSED_PIPE
-
-
-def _generate(arguments: argparse.Namespace) -> int:
     from ..runtime.context_cache import ContextCacheConfig
     from ..runtime.inference_runtime import LLMInferenceRuntime
     from ..runtime.memory_monitor import MemoryMonitor

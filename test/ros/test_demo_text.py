@@ -75,7 +75,10 @@ def test_a_bad_domain_is_refused(engine: Path, domain: str) -> None:
     assert result.returncode == 2 and "want 0 to 101" in result.stderr and "Traceback" not in result.stderr
 
 
-def test_keep_leaves_the_node_running_until_an_interrupt(engine: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["INT", "TERM", "HUP"]
+)
+def test_keep_leaves_the_node_running_until_a_signal(engine: Path, number: int, code: int) -> None:
     with subprocess.Popen(
         command("--engine-dir", str(engine), "--keep"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -89,8 +92,8 @@ def test_keep_leaves_the_node_running_until_an_interrupt(engine: Path) -> None:
             assert time.monotonic() < end
         (pid,) = re.findall(r"process (\d+)", "".join(lines))
         assert int(pid) in node_processes()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(DEADLINE) == 0
+        process.send_signal(number)
+        assert process.wait(DEADLINE) == code
         assert "Traceback" not in process.stderr.read()
         assert int(pid) not in node_processes()
 
