@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 from pathlib import Path
@@ -16,7 +15,6 @@ from edgellm_ros.action.policy_runtime import PolicyRuntime
 from edgellm_ros.action.timeline import Splice
 from edgellm_ros.cli.engine_cache import build_tabletop
 from edgellm_ros.cli.main import main
-from edgellm_ros.tabletop import engine_policy
 from edgellm_ros.tabletop.engine_policy import EnginePolicy
 from edgellm_ros.tabletop.episodes import draw_episode
 from edgellm_ros.tabletop.evaluation import Baseline
@@ -112,12 +110,6 @@ def test_the_expert_wins_in_the_world_s_own_time():
 def test_what_acts_knows_nothing_of_the_world(part):
     folder = Path(edgellm_ros.__file__).parent / part
     assert [path.name for path in folder.rglob("*.py") if "tabletop" in path.read_text("utf-8")] == []
-
-
-def test_the_policy_of_an_engine_reads_no_state_of_the_world():
-    tree = ast.parse(Path(engine_policy.__file__).read_text("utf-8"))
-    own = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 1}
-    assert own == {"cameras", "geometry"}  # the cameras' names and the type of arrays
 
 
 @pytest.mark.parametrize(
