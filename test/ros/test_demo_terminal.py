@@ -166,7 +166,7 @@ def test_a_termination_ends_the_nodes_first_and_is_told_by_the_exit_status(demo,
 @pytest.mark.parametrize(
     ("module", "name", "busy"),
     [
-        ("edgellm_ros.tabletop.world_node", "tabletop", True),
+        ("edgellm_ros.tabletop.world_process", "tabletop", True),
         ("edgellm_ros.ros.node", "edgellm", True),
         ("edgellm_ros.ros.node", "edgellm", False),
     ],
