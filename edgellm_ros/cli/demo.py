@@ -26,18 +26,24 @@ HELP = "a task, a question ending in '?', 'reset [SEED]', 'set PARAMETER VALUE',
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--task", action="append", default=[], metavar="TEXT", help="do this, or answer it; then end")
-    parser.add_argument("--seed", type=int, default=FIRST_SEED, help="of the first scene (default: %(default)s)")
+    parser.add_argument(
+        "--task", action="append", default=[], metavar="TEXT", help="do or answer this, then end; repeatable"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=FIRST_SEED, metavar="N", help="of the first scene (default: %(default)s)"
+    )
     parser.add_argument(
         "--headless", action="store_true", help="one episode of each task and question; the exit status is its success"
     )
-    parser.add_argument("--speed", type=float, default=1.0, help="simulated seconds in one second (default: 1)")
+    parser.add_argument(
+        "--speed", type=float, default=1.0, metavar="X", help="simulated seconds in one second (default: 1)"
+    )
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="PARAMETER=VALUE",
-        help="a parameter of the node, such as action.noise_seed=7 or visual_pruner.enabled=true",
+        help="a parameter of the node, such as action.noise_seed=7 or visual_pruner.enabled=true; repeatable",
     )
     parser.add_argument("--keep", action="store_true", help="leave world and node running until Ctrl-C")
     parser.add_argument(
@@ -46,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help=f"engine directory of another policy (default: {cached_engine_directory(TABLETOP)}, built when needed)",
     )
-    parser.add_argument("--domain", type=int, help=f"ROS domain, 0 to {LAST_DOMAIN} (default: one for this process)")
+    parser.add_argument(
+        "--domain", type=int, metavar="N", help=f"ROS domain, 0 to {LAST_DOMAIN} (default: one for this process)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

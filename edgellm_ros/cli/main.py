@@ -25,6 +25,10 @@ COMMANDS = {
 }
 
 
+DESCRIPTION = "Build engine directories, ask them and act with them; 'edgellm COMMAND --help' explains a command."
+EXIT_STATUS = "Exit status: 0 success, 1 a run that failed, 2 bad input, 128 and more the signal that ended it."
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; 0 is success, 1 a failed run, 2 bad input, 128 and more the signal that ended it."""
     try:
@@ -38,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="edgellm", description=__doc__)
+    parser = argparse.ArgumentParser(prog="edgellm", description=DESCRIPTION, epilog=EXIT_STATUS)
     parser.add_argument("--version", action="version", version=f"edgellm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module_name, help_line) in COMMANDS.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import re
 import shlex
@@ -76,6 +77,15 @@ def test_commands_that_a_page_shows_are_understood(page: str, monkeypatch: pytes
         if words[:3] == ["ros2", "launch", "edgellm_ros"]:
             known = {argument.name for argument in LAUNCH_FILES[words[3]]}
             assert {word.partition(":=")[0] for word in words[4:] if ":=" in word} <= known, line
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_of_a_command_is_explained(name: str) -> None:
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"edgellm_ros.cli.{COMMANDS[name][0]}").add_arguments(parser)
+    assert [action.dest for action in parser._actions if not action.help] == []
+    takes_a_value = [action for action in parser._actions if action.nargs != 0 and not action.choices]
+    assert [action.dest for action in takes_a_value if action.metavar is None] == []
 
 
 @pytest.mark.parametrize("page", PAGES)

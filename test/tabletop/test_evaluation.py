@@ -157,7 +157,7 @@ def test_equal_seeds_give_equal_episodes_byte_for_byte_whatever_ran_before(engin
     ],
 )
 def test_the_shipped_checkpoint_acts_and_answers(options, accuracy, engine, capsys):
-    command = ["tabletop-eval", "--engine", str(engine), "--episodes", "8", "--held-out", "4", "--questions", "6"]
+    command = ["tabletop-eval", "--engine-dir", str(engine), "--episodes", "8", "--held-out", "4", "--questions", "6"]
     assert main([*command, "--controls", "3", "--json", *options]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["success_rate"] >= 0.75
@@ -171,7 +171,7 @@ def test_the_shipped_checkpoint_acts_and_answers(options, accuracy, engine, caps
 @pytest.mark.slow
 def test_the_node_does_the_same_through_its_topics(engine, capsys, other_domain):
     pytest.importorskip("rclpy")
-    command = ["tabletop-eval", "--engine", str(engine), "--node", "--domain", os.environ["ROS_DOMAIN_ID"], "--json"]
+    command = ["tabletop-eval", "--engine-dir", str(engine), "--node", "--domain", os.environ["ROS_DOMAIN_ID"], "--json"]
     assert main([*command, "--episodes", "3", "--held-out", "1", "--questions", "2"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["mode"] == "node" and result["episodes"] == 3 and result["questions"] == 2
