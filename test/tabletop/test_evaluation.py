@@ -171,8 +171,8 @@ def test_the_shipped_checkpoint_acts_and_answers(options, accuracy, engine, caps
 @pytest.mark.slow
 def test_the_node_does_the_same_through_its_topics(engine, capsys, other_domain):
     pytest.importorskip("rclpy")
-    command = ["tabletop-eval", "--engine-dir", str(engine), "--node", "--domain", os.environ["ROS_DOMAIN_ID"], "--json"]
-    assert main([*command, "--episodes", "3", "--held-out", "1", "--questions", "2"]) == 0
+    command = ["tabletop-eval", "--engine-dir", str(engine), "--node", "--domain", os.environ["ROS_DOMAIN_ID"]]
+    assert main([*command, "--episodes", "3", "--held-out", "1", "--questions", "2", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["mode"] == "node" and result["episodes"] == 3 and result["questions"] == 2
     assert result["success_rate"] >= 0.6 and result["answer_accuracy"] >= 0.5
