@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..tabletop.node_episodes import NodeEpisode
 
 FIRST_SEED = 100  # far from any that the evaluation starts with
+LATE = 250.0  # ms of the world behind their pictures; chunks that late cost success
 HELP = "a task, a question ending in '?', 'reset [SEED]', 'set PARAMETER VALUE', 'quit'; Enter alone takes the task"
 
 
@@ -113,7 +114,7 @@ class Demo:
         self._session = session
         self._client: Any = session.client
         self._live = sys.stdout.isatty()
-        self._task, self._seed = "", 0
+        self._task, self._seed, self._warned = "", 0, False
         self._interrupts = Interrupts()  # asked for nothing, outside of a conversation
 
     def set_parameters(self, changes: dict[str, Any]) -> None:
@@ -232,6 +233,9 @@ class Demo:
             f"followed {stale[len(stale) // 2] if stale else 0:.0f} ms after their pictures, "
             f"seed {report['seed']} of the last, {_pruner(report)}"
         )
+        if stale and stale[len(stale) // 2] > LATE and not self._warned:
+            self._warned = True
+            say("  That is late, since this machine is slow or busy; --speed 0.5 gives twice the time.")
         return episode
 
     def _look(self) -> None:

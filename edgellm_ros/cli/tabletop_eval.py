@@ -156,10 +156,10 @@ def _progress(name: str, done: int, total: int) -> None:
 
 def _table(result: dict[str, Any]) -> str:
     rows = [
-        ("motion tasks", result["success_rate"], result["episodes"]),
+        ("motion tasks", result["success_rate"], f"of {result['episodes']}"),
         *((f"  {name.replace('_', ' ')}", value, "") for name, value in result["per_task"].items()),
-        ("held-out combinations", result["held_out"]["success_rate"], result["held_out"]["episodes"]),
-        ("questions", result["answer_accuracy"], result["questions"]),
+        ("held-out combinations", result["held_out"]["success_rate"], f"of {result['held_out']['episodes']}"),
+        ("questions", result["answer_accuracy"], f"of {result['questions']}"),
         *((f"  {name}", value, "") for name, value in result["per_question"].items()),
         *((f"control: {name.replace('_', ' ')}", value, "") for name, value in result.get("controls", {}).items()),
     ]

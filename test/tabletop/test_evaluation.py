@@ -17,7 +17,7 @@ from edgellm_ros.cli.engine_cache import build_tabletop
 from edgellm_ros.cli.main import main
 from edgellm_ros.tabletop.engine_policy import EnginePolicy
 from edgellm_ros.tabletop.episodes import draw_episode
-from edgellm_ros.tabletop.evaluation import Baseline
+from edgellm_ros.tabletop.evaluation import Baseline, other_task
 from edgellm_ros.tabletop.expert import TICK, expert_command
 from edgellm_ros.tabletop.geometry import JOINT_NAMES
 from edgellm_ros.tabletop.smoothness import CommandTrace, mean_jerks
@@ -50,6 +50,14 @@ def test_the_wandering_policy_repeats_with_its_seed():
     first, second, other, still = (Baseline(seed).chunk(np.empty(0), joints, "", 0).rows for seed in (1, 1, 2, None))
     assert np.array_equal(first, second) and not np.array_equal(first, other)
     assert not still.any()
+
+
+@pytest.mark.parametrize("count", [1, 2, 60])
+def test_a_shuffled_prompt_is_never_the_episode_s_own(count):
+    episodes = [draw_episode(seed) for seed in range(count)]
+    others = [other_task(episode, episodes[(index + 1) % count]) for index, episode in enumerate(episodes)]
+    assert all(other != episode.text for other, episode in zip(others, episodes, strict=True))
+    assert len(set(others)) > count // 2
 
 
 class Recorder:
