@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 from ..errors import EdgeLLMError, RequestError
 from .demo_terminal import Interrupts, columns, end_for_sure, read_line, show_progress
 from .engine_cache import TABLETOP, build_tabletop, cached_engine_directory
-from .node_session import LAST_DOMAIN, NodeSession, check_ros, keep, node_session, say, set_environment
+from .node_session import (
+    LAST_DOMAIN,
+    LAST_PIECES_TIMEOUT,
+    NodeSession,
+    check_ros,
+    keep,
+    node_session,
+    say,
+    set_environment,
+)
 
 if TYPE_CHECKING:
     from ..tabletop.node_episodes import NodeEpisode
@@ -188,12 +197,23 @@ class Demo:
         return all(won)
 
     def _answer(self, question: str) -> bool:
+        from ..ros.client import spin_until
         from ..tabletop.node_episodes import answer
 
-        self._client.on_delta = lambda piece: print(piece, end="", flush=True)
+        shown = ""
+
+        def show(piece: str) -> None:
+            nonlocal shown
+            piece = piece if shown else piece.lstrip()
+            shown += piece
+            print(piece, end="", flush=True)
+
+        self._client.on_delta = show
         said, report = answer(self._client, self._session.executor, question, on_tick=self._look)
+        # Topics are not ordered among each other: the last pieces may come after the whole text.
+        whole = spin_until(self._session.executor, lambda: shown.strip() == said, LAST_PIECES_TIMEOUT if said else 0.0)
         self._client.on_delta = lambda piece: None
-        print(flush=True)
+        print("" if whole else said.removeprefix(shown), flush=True)
         if not said:
             say(f"No answer ({report['refusal_code']}): {report['refusal']}")
             return False

@@ -9,11 +9,19 @@ import argparse
 from pathlib import Path
 
 from .engine_cache import SMOLLM2, build_smollm2, cached_engine_directory
-from .node_session import LAST_DOMAIN, NodeSession, check_ros, keep, node_session, say, set_environment
+from .node_session import (
+    LAST_DOMAIN,
+    LAST_PIECES_TIMEOUT,
+    NodeSession,
+    check_ros,
+    keep,
+    node_session,
+    say,
+    set_environment,
+)
 
 PROMPT = "What is gravity?"
 ANSWER_TIMEOUT = 120.0  # s until the answer is complete
-LAST_PIECES_TIMEOUT = 5.0  # s for what is still on its way when the answer is complete
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..ros.node_process import NodeProcess
 
 START_TIMEOUT = 120.0  # s until the node is active
+LAST_PIECES_TIMEOUT = 5.0  # s for what is still on its way when an answer is complete
 LAST_DOMAIN = 101  # ports of higher ROS domains lie where Linux puts those of clients
 
 
