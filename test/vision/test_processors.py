@@ -261,7 +261,7 @@ def test_qwen3_writes_the_middle_of_each_pair_of_frames_into_the_prompt(tmp_path
     (Video([]), "no image"),
     (Video([picture(8, 8), picture(8, 9)]), "2 different sizes"),
     (Video([picture(8, 8)] * 2, seconds_per_frame=0.0), "0.0 seconds per frame"),
-    (Video([picture(8, 8)]), "1 frame; want at least 2"),
+    (Video([picture(8, 8)]), "A video of 1 is too short; want at least 2 frames"),
 ])  # fmt: skip
 def test_frames_that_make_no_video_are_refused(video, sentence, tmp_path):
     with pytest.raises(RequestError) as refusal:

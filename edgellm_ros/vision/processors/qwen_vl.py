@@ -135,7 +135,7 @@ class QwenVLProcessor:
             return smart_resize(height, width, factor, low, high)
         if frames < self.temporal_patch:
             raise RequestError(
-                f"A video has {frames} frames; want at least {self.temporal_patch}, or give it as an image."
+                f"A video of {frames} is too short; want at least {self.temporal_patch} frames, or give it as an image."
             )
         if height < factor or width < factor:
             scale = max(factor / height, factor / width)
