@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import reprlib
+from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +90,59 @@ def plain_text(value: Any) -> str:
     return _UNPRINTABLE.sub("\ufffd", str(value))
 
 
+class _Beginning(reprlib.Repr):
+    """Writes no more of a value than is shown: one that holds itself twice would be written without end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = 8
+        self.maxstring = self.maxlong = self.maxother = 300
+
+    def repr_dict(self, value: dict[Any, Any], level: int) -> str:
+        """In its own order."""
+        if value and level <= 0:
+            return "{...}"
+        entries = islice(value.items(), self.maxdict)
+        pieces = [f"{self.repr1(key, level - 1)}: {self.repr1(entry, level - 1)}" for key, entry in entries]
+        return "{" + ", ".join([*pieces, *(["..."] if len(value) > self.maxdict else [])]) + "}"
+
+    def repr_instance(self, value: Any, level: int) -> str:
+        """Whatever its class has to say."""
+        return repr(value)
+
+
+_BEGINNING = _Beginning()
+
+
 def shown(value: Any) -> str:
-    """A value as a sentence shows it, however long it is."""
+    """A value as a sentence shows it, however long or deep it is, and whatever its class does when it is asked."""
     try:
-        text = repr(value)
-    except ValueError:  # a whole number with more digits than Python writes out
-        return "a number of thousands of digits"
+        text = _BEGINNING.repr(value)
+    except Exception:
+        if isinstance(value, int):
+            return "a number of thousands of digits"  # which Python does not write out
+        return f"something of the class {plain_text(type(value).__name__)[:60]}"
     text = plain_text(text)  # an array goes over several lines
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def is_small(value: Any, most_levels: int, most_values: int) -> bool:
+    """Whether mappings and lists in each other are no deeper and hold no more, each value counted where it stands.
+
+    One that holds itself, or the same twice on every level, is not.
+    """
+    level, left = [value], most_values
+    for _ in range(most_levels):
+        holders = (entry for entry in level if isinstance(entry, Mapping | list | tuple))
+        values = (item for entry in holders for item in (entry.values() if isinstance(entry, Mapping) else entry))
+        level = list(islice(values, left + 1))
+        left -= len(level)
+        if not level:
+            return True
+        if left < 0:
+            return False
+    return False
 
 
 def read_text(

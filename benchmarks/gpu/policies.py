@@ -72,7 +72,7 @@ def measure_chunks(directory: Path, shape: PolicyShape, library: str, chunks: in
         times.facts = {
             "model": manifest.family, "views": len(manifest.seen_cameras), "resolution": list(manifest.image_size),
             "prefix_tokens": runtime.prefix_length, "horizon": manifest.rows, "steps": manifest.denoise_steps,
-            "backend": backend.name,
+            "backend": backend.name, "nodes": recordings.nodes(),
         }  # fmt: skip
     backend.close()
     return times

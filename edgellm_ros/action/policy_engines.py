@@ -39,6 +39,7 @@ class PolicyEngines(ActionEngine):
         self.longest_prefix = cameras * manifest.image_tokens + manifest.prompt_tokens + self._state_in_prefix
         self._pixels = self._bind(self._visual, "pixel_values", (cameras, 3, height, across))
         self._embeds = self._bind(self._prefix, "prefix_embeds", (1, self.longest_prefix, width))
+        self._fitted = np.empty(self._pixels.shape, np.float32)  # kept: new pages for every chunk cost milliseconds
         shape = (cameras, manifest.image_tokens, width)
         self._images = self._bind(self._visual, "image_embeds", shape, self._embeds.prefix(shape))  # they stand first
         self._prefix_state = (
@@ -55,8 +56,10 @@ class PolicyEngines(ActionEngine):
         self._rows = backend.allocate((self.longest_prefix,), DataType.INT32)
 
     def fit(self, images: Sequence[np.ndarray]) -> np.ndarray:
-        """Pictures uint8 RGB [H,W,3] as the tower takes them."""
-        return self._fit.process(images).inputs["pixel_values"]
+        """Pictures uint8 RGB [H,W,3] as the tower takes them, in memory that the next call overwrites."""
+        pixels = self._fitted[: len(images)]
+        self._fit.fill(images, pixels)
+        return pixels
 
     def encode_images(self, pixels: np.ndarray) -> None:
         """Run the image tower on what ``fit`` gave, [n,3,height,width]; its rows stay on the device."""

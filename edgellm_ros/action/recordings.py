@@ -40,6 +40,11 @@ class Recordings:
         reasons = {f"recorded.{kind}": f"no: {reason}" for kind, reason in self.failures.items()}
         return {**reasons, **{f"recorded.{kind}": count for kind, count in self.counts.items()}}
 
+    def nodes(self) -> dict[str, int]:
+        """Kernels and copies in the largest recording of each kind."""
+        found = {kind: [getattr(step, "nodes", 0) for step in steps.values()] for kind, steps in self._kept.items()}
+        return {kind: max(counts) for kind, counts in found.items() if any(counts)}
+
     def replay(self, key: Key) -> bool:
         """Enqueue what was recorded under ``key``; False where nothing was, and nothing is done.
 

@@ -118,6 +118,15 @@ class PolicyCheckpoint(HuggingFaceCheckpoint):
             f"{beside}."
         )
 
+    def text_config(self, known: Mapping[str, Mapping[str, Any]], key: str) -> Mapping[str, Any]:
+        """The part of it that is about text. :raises CheckpointError: it has none."""
+        text = self.language_config(known, key).get("text_config")
+        if not isinstance(text, dict):
+            raise CheckpointError(
+                f"the language model's config.json has the text_config {text!r}; want its dimensions."
+            )
+        return text
+
     def part(self, prefix: str, config: Mapping[str, Any], to: str = "") -> Checkpoint:
         """The tensors whose names begin with ``prefix``, with ``to`` in its place, as a checkpoint of its own."""
         names = {to + name.removeprefix(prefix): name for name in self.shapes if name.startswith(prefix)}
@@ -223,3 +232,9 @@ class _TokenizerFolder(HuggingFaceCheckpoint):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+
+def stored_under(prefixes: Mapping[str, str], root: str, name: str) -> str:
+    """The stored name of a tensor that the graph calls ``name``: the first of ``prefixes`` that fits is replaced."""
+    prefix = next(prefix for prefix in prefixes if name.startswith(prefix))
+    return root + prefixes[prefix] + name.removeprefix(prefix)

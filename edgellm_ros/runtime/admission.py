@@ -15,7 +15,7 @@ from .lora import Adapters
 from .metrics import LLMGenerationMetrics, LLMPrefillMetrics, SpecDecodeGenerationMetrics
 from .prefix_reuse import PrefixReuse
 from .request import LLMGenerationRequest
-from .seeds import adapter_name, check_prompt, check_request, make_seed, token_budget
+from .seeds import check_bias, check_prompt, check_request, make_seed, token_budget
 from .sequence import EndRules, Sequence
 from .stage_times import StageTimes
 from .token_pruning import TokenPruner
@@ -64,25 +64,24 @@ class Admission:
 
         :raises RequestError: the request, or this sequence of it, cannot be served.
         """
-        limits = self.config.limits
-        check_request(request, limits, self.config.vocab_size)
+        check_request(request, self.config.limits)
         self.reuse.check(request)
         if len(request.pre_tokenized_input_ids) != len(request.requests):
             raise RequestError(
                 "the request was not tokenised; prepare it, or give one list of ids per sequence.",
                 RefusalCode.UNPREPARED,
             )
-        generation = self.adapters.generation(adapter_name(request, request.requests[index]))
-        seed = make_seed(request, index, original_index, queued, generation, self.pruner.config)
+        seed = make_seed(request, index, original_index, queued, self.pruner.config)
         self.check_seed(seed)
         return seed
 
     def check_seed(self, seed: SlotSeed) -> None:
-        """:raises RequestError: its prompt is empty, too long, foreign to the vocabulary, or leaves no room; its
-        adapter is not loaded; or its guide does not compile (``MissingPackageError``: there is no compiler).
+        """:raises RequestError: its prompt is empty, too long, foreign to the vocabulary, or leaves no room; so is its
+        bias; its adapter is not loaded; or its guide does not compile (``MissingPackageError``: there is no compiler).
         """
         self.adapters.check(seed.lora_weights_name)
         check_prompt(seed.prompt_ids, self.config.limits, self.config.vocab_size)
+        check_bias(seed.logit_bias, self.config.vocab_size)
         self._budget(seed)
         if seed.guided_decoding is not None:
             self._guides.check(seed.guided_decoding)
@@ -104,7 +103,10 @@ class Admission:
         :raises RequestError: all places for adapters are in use.
         """
         self.executor.start_row(row, sequence.sampling_row(), sequence.seed.prompt_ids, sequence.seed.media)
-        self.adapters.seat(sequence.seed.lora_weights_name, row)
+        name = sequence.seed.lora_weights_name
+        self.adapters.seat(name, row)
+        # From here on the adapter stays what it is, so this is the one whose keys and values the row will hold.
+        sequence.set_scope(name, self.adapters.generation(name))
 
     def begin(self, sequence: Sequence, row: int) -> bool:
         """Called before the first chunk of a prompt, once: it is pruned, and its row holds what is known of it.
@@ -148,5 +150,6 @@ class Admission:
 
     def record(self, result: BatchResult) -> None:
         """Count a sequence that left its row."""
-        self.prefill_metrics.record(result.reused_length, result.effective_prefill_length)
+        pruned = result.pruning.before - result.pruning.after if result.pruning is not None else 0
+        self.prefill_metrics.record(result.reused_length, result.effective_prefill_length, pruned)
         self.generation_metrics.record(result.generate_length)

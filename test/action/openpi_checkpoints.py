@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 
-import ml_dtypes  # noqa: F401 - the reader of safetensors knows bfloat16 only with it
 import numpy as np
 from policy_checkpoints import REFERENCE
 from safetensors.numpy import load_file, save_file

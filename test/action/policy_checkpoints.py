@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import ml_dtypes  # noqa: F401 - the reader of safetensors knows bfloat16 only with it
 import numpy as np
 from safetensors.numpy import save_file
 

@@ -41,6 +41,7 @@ class FakeDriver:
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=SimpleNamespace(value=1))
     CUevent_flags = SimpleNamespace(CU_EVENT_DISABLE_TIMING=SimpleNamespace(value=2))
     CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
+    CUgraphNodeType = SimpleNamespace(CU_GRAPH_NODE_TYPE_KERNEL=0, CU_GRAPH_NODE_TYPE_HOST=3)
     CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
     CUdevice_attribute = SimpleNamespace(
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=1, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=2,
@@ -55,6 +56,7 @@ class FakeDriver:
         self.pinned: dict[int, Any] = {}
         self.contexts = 0
         self.events = self.graphs = 0  # alive
+        self.host_calls: list[Callable[[], None]] = []  # that were recorded
         self.launches: list[str] = []  # names of kernels that ran
         self.fail: dict[str, Status] = {}  # calls that fail from now on
         self._next = 1000
@@ -216,6 +218,13 @@ class FakeDriver:
         self._executables[handle] = actions
         return Status.CUDA_SUCCESS, handle
 
+    def cuGraphGetNodes(self, graph: int, count: int = 0) -> tuple[Any, ...]:
+        nodes = self._executables[graph]
+        return Status.CUDA_SUCCESS, nodes[:count], count or len(nodes)
+
+    def cuGraphNodeGetType(self, node: Any) -> tuple[Any, ...]:
+        return Status.CUDA_SUCCESS, 3 if node in self.host_calls else 0
+
     def cuGraphInstantiate(self, graph: int, flags: int) -> tuple[Any, ...]:
         handle = self._handle()
         self._executables[handle] = self._executables[graph]
@@ -236,8 +245,10 @@ class FakeDriver:
             action()
         return (Status.CUDA_SUCCESS,)
 
-    def enqueue(self, action: Callable[[], None]) -> None:
-        """What a library does on the stream."""
+    def enqueue(self, action: Callable[[], None], *, host: bool = False) -> None:
+        """What a library does on the stream; ``host``: it is a call of the host."""
+        if host and self._recording is not None:
+            self.host_calls.append(action)
         self._do(action)
 
     # kernels

@@ -69,6 +69,26 @@ def test_closing_gives_everything_back(pools: bool) -> None:
     gc.collect()
 
 
+def test_a_step_that_calls_the_host_is_never_replayed() -> None:
+    driver = FakeDriver()
+    backend = pretend_backend(driver=driver)
+    counter, freed = backend.allocate((1,), DataType.INT32), []
+
+    def step() -> None:
+        backend.advance([counter])
+        driver.enqueue(lambda: freed.append(1), host=True)
+
+    captured = backend.capture("frees", step)
+    for run in range(1, 5):
+        captured.run()
+        assert counter.numpy().tolist() == [run] and len(freed) == run
+    assert not captured.recorded and "calls functions of the host" in captured.failure
+    assert driver.graphs == 0 and captured.nodes == 0
+    plain = backend.capture("count", lambda: backend.advance([counter]))
+    assert plain.record() and plain.nodes == 1
+    backend.close()
+
+
 def test_a_lost_device_says_so_and_is_left_alone() -> None:
     driver = FakeDriver()
     backend = pretend_backend(driver=driver)

@@ -59,6 +59,7 @@ def test_rows_carry_what_they_are_of_and_half_precision_is_compared(gpu, tmp_pat
     assert whole["must"] == POLICY_SHAPES[name].must and len(whole["runs"]["ours"]) == 4
     assert 0 < whole["ours"] <= whole["p95"]
     assert whole["recorded"]["recorded.denoise"] == whole["recorded"]["recorded.prefix"] == 1
+    assert whole["nodes"]["denoise"] >= 3 * steps and whole["nodes"]["prefix"] >= 1
     assert set(rows) == {
         "whole chunk", *policies.PARTS, "whole chunk, nothing recorded", "least cosine with float32, chunk",
         "least cosine with float32, what denoising adds",
@@ -88,6 +89,8 @@ def test_shapes_are_those_that_were_published(tmp_path, name, lowering, paramete
     sizes = [size for name, size in plan.policy.sizes.items() if name.endswith(".data")]
     count = (sum(sizes) + plan.vision.sizes["visual.onnx.data"]) / 2
     assert parameters[0] < count < parameters[1], count  # without the table of tokens
+    pieces = [len(node.outputs) for graph, _ in plan.policy.graphs.values() for node in graph.nodes]
+    assert max(pieces) <= 32  # of more, a GPU is told from the host where they go
     manifest = plan.policy.manifest
     assert (len(manifest.cameras), manifest.rows, manifest.denoise_steps) == {
         "smolvla": (2, 50, 10), "pi05": (2, 10, 10), "groot": (1, 40, 4),

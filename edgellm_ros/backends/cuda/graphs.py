@@ -31,6 +31,7 @@ class Recording:
     graph: Any
     actions: tuple[Callable[[], None], ...]
     pinned: tuple[Pinned, ...]
+    nodes: int  # kernels and copies of one replay
 
 
 class Recorder:
@@ -92,12 +93,31 @@ class Recorder:
                 raise BackendError(f"the step cannot be recorded: {failure}") from failure
             raise failure
         try:
-            return Recording(call("cuGraphInstantiate", graph, 0), actions, pinned)
+            nodes = self._count_nodes(graph)
+            return Recording(call("cuGraphInstantiate", graph, 0), actions, pinned, nodes)
         except BaseException:
             _unpin(pinned)
             raise
         finally:
             call("cuGraphDestroy", graph)
+
+    def _count_nodes(self, graph: Any) -> int:
+        """Count the nodes of a graph, none of which may call back into the library that it was recorded of.
+
+        ONNX Runtime up to some version frees the host memory of its small copies by such a call, which every replay
+        would repeat.
+
+        :raises BackendError: it has such a node.
+        """
+        call, kinds = self._device.driver.call, self._device.driver.module.CUgraphNodeType
+        _, count = call("cuGraphGetNodes", graph, 0)
+        nodes, _ = call("cuGraphGetNodes", graph, count) if count else ((), 0)
+        if any(call("cuGraphNodeGetType", node) == kinds.CU_GRAPH_NODE_TYPE_HOST for node in nodes):
+            raise BackendError(
+                "the step cannot be recorded: it calls functions of the host, which this version of the engine's "
+                "library frees memory by; update the library."
+            )
+        return int(count)
 
 
 def _unpin(pinned: tuple[Pinned, ...]) -> None:
@@ -129,6 +149,11 @@ class CUDAStep:
     def recorded(self) -> bool:
         """Whether the next run is a replay."""
         return self._recording is not None
+
+    @property
+    def nodes(self) -> int:
+        """Kernels and copies of a replay; 0 where there is none."""
+        return 0 if self._recording is None else self._recording.nodes
 
     def run(self) -> None:
         """Enqueue the step.

@@ -17,7 +17,7 @@ from ..lowerings.base import attention_by_parts, whole
 from ..vision_families.layers import Layers
 from ..weight_views import constant_weight, entry, reshaped, rows_between, turned
 from ..weights import Weight, stack_rows
-from .stack import PREFIX, Stack, StackShape, interval_bias, rope_inputs
+from .stack import PREFIX, Stack, StackShape, interval_bias, rope_inputs, table_rows
 
 TEXT = "text."
 EPSILON, LAST_EPSILON = 1e-5, 1e-6  # of layer norms, and of the one before the projection out
@@ -186,7 +186,7 @@ def build_time(layers: Layers, config: GrootConfig) -> None:
     late = turned(rows_between(matrix, width, 2 * width))
     own = layers.reshape(layers.product(own, late, bias), 1, 1, width)
     (both,) = graph.node("Concat", [common, own], axis=1)
-    graph.output(both, "modulation", "float32", [1, 2 * steps + 1, width])
+    graph.output(both, "modulation", graph.element, [1, 2 * steps + 1, width])
 
 
 def _own(layers: Layers, config: GrootConfig, name: str) -> tuple[Weight, Weight]:
@@ -218,9 +218,7 @@ def build_action(layers: Layers, config: GrootConfig) -> None:
     graph, width, rows, sites = layers.graph, config.width, config.rows, 2 * config.layers + 3
     graph.input("x_t", "float32", [1, rows, config.padded_action])
     graph.input("state", "float32", [1, config.padded_state])
-    graph.input("modulation", "float32", [1, sites, width])
-    table = [graph.as_element("modulation"), whole(graph, *[1] * sites)]
-    scales = graph.node("Split", table, outputs=[None] * sites, axis=1)
+    scales = table_rows(graph, graph.input("modulation", graph.element, [1, sites, width]), sites, width)
     x = _actions(layers, config, scales[-1])
     state = layers.reshape(_network(layers, config, graph.as_element("state"), "state_encoder"), 1, 1, width)
     (x,) = graph.node("Concat", [state, x], axis=1)

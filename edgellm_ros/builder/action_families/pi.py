@@ -20,7 +20,16 @@ from ..lowerings.base import whole
 from ..vision_families.layers import Layers
 from ..weight_views import constant_weight
 from ..weights import stack_rows
-from .stack import Stack, StackShape, embed_with_time, interval_bias, prefix_inputs, prefix_pass, rope_inputs
+from .stack import (
+    Stack,
+    StackShape,
+    embed_with_time,
+    interval_bias,
+    prefix_inputs,
+    prefix_pass,
+    rope_inputs,
+    table_rows,
+)
 
 TEXT, EXPERT = "text.", "expert."
 ROPE_THETA = 10_000.0
@@ -120,7 +129,7 @@ def build_time(layers: Layers, config: PiConfig) -> None:
     x = layers.reshape(graph.linear(x, stack_rows(weights), stack_rows(biases)), 1, len(sites), 3 * width)
     ones = np.zeros((1, 1, 3 * width), dtype=graph.element)
     ones[..., :width] = 1
-    graph.output(graph.add(x, graph.constant(ones)), "modulation", "float32", [1, len(sites), 3 * width])
+    graph.output(graph.add(x, graph.constant(ones)), "modulation", graph.element, [1, len(sites), 3 * width])
 
 
 def build_action(layers: Layers, config: PiConfig) -> None:
@@ -164,16 +173,10 @@ class _Norms:
         self._sites: dict[str, tuple[Value, ...]] = {}
         graph, width = layers.graph, config.expert.hidden_size
         if config.adaptive:
-            graph.input("modulation", "float32", [1, len(config.sites), 3 * width])
-            table = graph.as_element("modulation")
-            rows = graph.node(
-                "Split",
-                [table, whole(graph, *[1] * len(config.sites))],
-                outputs=[None] * len(config.sites),
-                axis=1,
-            )
-            for site, row in zip(config.sites, rows, strict=True):
-                self._sites[site] = graph.split(row, [width] * 3)
+            table = graph.input("modulation", graph.element, [1, len(config.sites), 3 * width])
+            rows = table_rows(graph, table, 3 * len(config.sites), width)
+            for index, site in enumerate(config.sites):
+                self._sites[site] = tuple(rows[3 * index : 3 * index + 3])
 
     def apply(self, x: Value, name: str) -> tuple[Value, Value | None]:
         """The normalised x, and the gate of what will be added to it."""

@@ -18,7 +18,7 @@ from ...action.solver import FlowDirection
 from ...action.time_embedding import Waves
 from ...errors import CheckpointError, PolicyError
 from ..families.config_values import whole_number
-from ..policy_checkpoint import PolicyCheckpoint
+from ..policy_checkpoint import PolicyCheckpoint, stored_under
 from ..policy_settings import PolicySettings
 from ..vision_families import read_tower
 from ..vision_families.base import Tower
@@ -61,16 +61,12 @@ def _language(checkpoint: PolicyCheckpoint) -> Mapping[str, Any]:
 
 
 def _text(checkpoint: PolicyCheckpoint) -> Mapping[str, Any]:
-    text = _language(checkpoint).get("text_config")
-    if not isinstance(text, dict):
-        raise CheckpointError(f"the language model's config.json has the text_config {text!r}; want its dimensions.")
-    return text
+    return checkpoint.text_config(KNOWN_LANGUAGE_MODELS, "vlm_model_name")
 
 
 def stored_name(root: str, name: str) -> str:
     """See ``PolicyFamily``."""
-    prefix = next(prefix for prefix in _PREFIXES if name.startswith(prefix))
-    return root + _PREFIXES[prefix] + name.removeprefix(prefix)
+    return stored_under(_PREFIXES, root, name)
 
 
 def may_be_left_out(stored: str) -> bool:

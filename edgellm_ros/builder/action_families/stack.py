@@ -19,6 +19,7 @@ from ..weights import Weight, scaled, shifted
 
 PREFIX = "prefix"
 MOST_KEYS = 16384
+MOST_PIECES = 32  # of a split whose places ONNX Runtime hands to a GPU without a copy from the host
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,20 @@ def prefix_inputs(graph: Graph, index: int, kv_heads: int, head_dim: int) -> tup
     keys = graph.input(f"prefix_key_{index}", graph.element, [1, kv_heads, head_dim, PREFIX])
     values = graph.input(f"prefix_value_{index}", graph.element, [1, kv_heads, PREFIX, head_dim])
     return keys, values
+
+
+def table_rows(graph: Graph, table: Value, count: int, width: int) -> list[Value]:
+    """The ``count`` rows [1,1,width] of a table [1,...,width], at most ``MOST_PIECES`` from one operator."""
+    (table,) = graph.node("Reshape", [table, whole(graph, 1, count, width)])
+    rows: list[Value] = []
+    for start in range(0, count, MOST_PIECES):
+        stop = min(start + MOST_PIECES, count)
+        (part,) = graph.node("Slice", [table, *(whole(graph, bound) for bound in (start, stop, 1))])
+        if stop - start == 1:
+            return [*rows, part]
+        sizes = whole(graph, *[1] * (stop - start))
+        rows += graph.node("Split", [part, sizes], outputs=[None] * (stop - start), axis=1)
+    return rows
 
 
 def embed_with_time(layers: Layers) -> Value:

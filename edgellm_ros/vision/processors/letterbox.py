@@ -50,14 +50,8 @@ class LetterboxProcessor:
 
     def process(self, images: Sequence[np.ndarray]) -> ProcessedImages:
         """See ``Processor.process``."""
-        check_images(images)
-        pixels = np.full((len(images), 3, self.height, self.width), -1.0, np.float32)
-        for index, image in enumerate(images):
-            blended, top, left = self._blend(image)
-            down, across = blended.shape[:2]
-            part = pixels[index, :, top : top + down, left : left + across]
-            np.multiply(blended.transpose(2, 0, 1), np.float32(2 / 255), out=part)
-            part -= 1
+        pixels = np.empty((len(images), 3, self.height, self.width), np.float32)
+        self.fill(images, pixels)
         counts = (self.tokens_per_image,) * len(images)
         return ProcessedImages(
             inputs={"pixel_values": pixels},
@@ -65,6 +59,17 @@ class LetterboxProcessor:
             token_counts=counts,
             placeholders=("",) * len(images),
         )
+
+    def fill(self, images: Sequence[np.ndarray], pixels: np.ndarray) -> None:
+        """Write the pixels of each image into float32 [images,3,height,width], which may be used again and again."""
+        check_images(images)
+        pixels.fill(-1.0)
+        for image, place in zip(images, pixels, strict=True):
+            blended, top, left = self._blend(image)
+            down, across = blended.shape[:2]
+            part = place[:, top : top + down, left : left + across]
+            np.multiply(blended.transpose(2, 0, 1), np.float32(2 / 255), out=part)
+            part -= 1
 
     def _blend(self, image: np.ndarray) -> tuple[np.ndarray, int, int]:
         """float32 [h,w,3] in 0..255 that fits, and where its top left corner goes."""
