@@ -326,6 +326,9 @@ def test_settings_beside_the_checkpoint_are_read_where_no_others_are_named(tmp_p
         ("step_time: .nan\n", "step_time is nan"),
         ("state: [1]\n", "state is"),
         ("a: [\n", "cannot be read as YAML"),
+        pytest.param("[" * 10000, "cannot be read as YAML", id="deep"),
+        ("state: &all {names: [a]}\naction: *all\n", "repeats a part by an alias"),
+        pytest.param("#" * (2 << 20), "bytes; want at most", id="long"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(tmp_path, text, sentence):
