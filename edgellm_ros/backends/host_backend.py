@@ -15,6 +15,7 @@ from .base import DataType, Engine, RopeKind, Tensor, TokenSpan
 from .base import EmbeddingTable as EmbeddingTableProtocol
 from .host_embeddings import TENSOR_NAME, HostEmbeddingTable
 from .host_images import HostImages
+from .host_memory import available_memory
 from .host_sampler import HostSampler
 from .host_tensor import HostReadback, HostTensor, aligned_zeros, host_array
 from .image_kernels import ImageKernels
@@ -63,17 +64,6 @@ class HostStopwatch:
 
     def close(self) -> None:
         """Nothing to let go of."""
-
-
-def available_memory() -> int:
-    """Bytes that the system can give without swapping; 0 where it does not say."""
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return 0
 
 
 def _rotations(rope: RopeKind, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -211,7 +201,7 @@ class HostBackend:
 
     def memory(self) -> Mapping[str, int]:
         """Bytes of ``tensors`` and ``caches`` (reserved, not touched), of mapped ``embeddings``, and those ``free``."""
-        return {**self._bytes, "free": available_memory()}
+        return {**self._bytes, "free": available_memory() or 0}
 
     def close(self) -> None:
         """Close every engine; a second call does nothing."""

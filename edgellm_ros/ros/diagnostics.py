@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from diagnostic_msgs.msg import DiagnosticStatus
 
+from ..backends.host_memory import available_memory, resident_memory
 from .counters import CounterValues
-from .engine_host import EngineFacts, available_memory
+from .engine_host import EngineFacts
 from .images import CameraFacts
 from .publishers import diagnostic_status
 from .report import Level, value_text
@@ -43,17 +43,6 @@ class DiagnosticFacts:
     cameras: Sequence[CameraFacts] = ()
     profile_warning: str = ""
     policy: Mapping[str, object] = field(default_factory=dict)
-
-
-def resident_memory() -> int | None:
-    """Bytes of this process in memory; None where the system does not tell."""
-    try:
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        return None
-    return None
 
 
 def diagnostic_statuses(facts: DiagnosticFacts) -> list[DiagnosticStatus]:

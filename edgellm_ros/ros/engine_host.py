@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -12,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..backends.base import Backend, DataType
+from ..backends.base import Backend
 from ..backends.registry import graph_libraries
 from ..engine_format import GRAPH_FILE, PLAN_FILE, EngineDirectory, open_engine_directory
-from ..errors import BackendError, EdgeLLMError, EngineDirectoryError, MisuseError, RefusalCode
+from ..errors import EdgeLLMError, EngineDirectoryError, MisuseError, RefusalCode
+from .memory import spare_memory
 from .parameters import EngineSettings, FakeSettings, Settings
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from .policy_run import PolicyRun
     from .prompt_request import PromptRequest
 
-MEMORY_FILE = Path("/proc/meminfo")
 MAX_BATCH_SIZE = 1  # the prompt topic runs one request at a time
 CLOSE_TIMEOUT = 1.0  # s that a running step has to end
 
@@ -95,7 +93,7 @@ class EngineHost:
         start = time.monotonic()
         with ExitStack() as stack:
             directory = open_engine_directory(_directory(settings.engine, settings.fake, stack))
-            spare = _spare_memory(directory, settings.engine.memory_reserve_mb)
+            spare = spare_memory(directory, settings.engine.memory_reserve_mb)
             with ExitStack() as undo:
                 policy = None
                 if has_policy(directory.path):
@@ -250,14 +248,6 @@ def _load_text(
     return runtime, RequestEngine(runtime, config)
 
 
-def release_memory() -> None:
-    """Give the memory of what nobody holds any more back to the system, not only to this process."""
-    gc.collect()  # an engine is many MB in few objects; do not wait for a later collection
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc keeps freed weights otherwise
-    if trim is not None:
-        trim(0)
-
-
 def _directory(engine: EngineSettings, fake: FakeSettings, stack: ExitStack) -> Path:
     """The engine directory; a temporary one with the fake's script where the fake backend has none."""
     if engine.directory:
@@ -277,35 +267,3 @@ def _directory(engine: EngineSettings, fake: FakeSettings, stack: ExitStack) -> 
     )
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edgellm-fake-", ignore_cleanup_errors=True))
     return write_fake_engine_directory(Path(folder) / "engine", script)
-
-
-def _spare_memory(directory: EngineDirectory, reserve_mb: int) -> int | None:
-    """Bytes that are left of free memory beside the engine and the reserve; None where the system does not tell.
-
-    :raises BackendError: with the figures.
-    """
-    available = available_memory()
-    if available is None:
-        return None
-    limits = directory.config.limits
-    element = DataType(directory.config.kv_cache_dtype).numpy.itemsize
-    cache = sum(2 * heads * size for heads, size in directory.config.kv_layers) * element
-    needed = sum(directory.manifest.files.values()) + cache * limits.max_batch_size * limits.max_kv_cache_capacity
-    if available - needed < reserve_mb * 2**20:
-        raise BackendError(
-            f"{directory.path} needs about {needed >> 20} MB of the {available >> 20} MB that are free and "
-            f"engine.memory_reserve_mb keeps {reserve_mb} MB; free memory or build with a smaller cache.",
-            RefusalCode.NO_CAPACITY,
-        )
-    return available - needed - reserve_mb * 2**20
-
-
-def available_memory() -> int | None:
-    """Bytes that can be taken without swapping; None where the system does not tell."""
-    try:
-        for line in MEMORY_FILE.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        return None
-    return None

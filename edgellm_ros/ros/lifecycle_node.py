@@ -17,14 +17,15 @@ from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackRet
 from std_msgs.msg import Empty, String
 from std_srvs.srv import SetBool, Trigger
 
-from ..errors import BackendError, EdgeLLMError, MisuseError, Refusal, RefusalCode
+from ..errors import BackendError, MisuseError, Refusal, RefusalCode
 from ..resources import resource_path
 from .cameras import refuse_unseen, unseen
 from .counters import Counters, Throttle
 from .dds_profile import PROFILE_NAME, profile_warning
-from .engine_host import EngineHost, release_memory
+from .engine_host import EngineHost
 from .history import ConversationHistory
 from .images import CameraInputs
+from .memory import release_memory
 from .monitor import Monitor, NodeState
 from .parameter_server import ParameterServer
 from .parameters import Settings
@@ -32,8 +33,7 @@ from .policy_io import PolicyIO
 from .publishers import Publishers, publishable, reliable
 from .qos_events import QosWatch
 from .requests import PromptBridge
-
-_Callback = Callable[["EdgeLLMNode", LifecycleState], TransitionCallbackReturn]
+from .transitions import refuse_impossible_transitions, transition
 
 CANCELLED = Refusal(RefusalCode.CANCELLED, "The request was cancelled.")
 RESET = Refusal(RefusalCode.CANCELLED, "The request was cancelled by a reset.")
@@ -41,32 +41,6 @@ DISABLED = Refusal(RefusalCode.DISABLED, "The node is paused; call its service e
 DEACTIVATED = Refusal(RefusalCode.NOT_ACTIVE, "The node was deactivated.")
 SHUT_DOWN = Refusal(RefusalCode.SHUTTING_DOWN, "The node is shutting down.")
 FAILED = Refusal(RefusalCode.NOT_ACTIVE, "The node stopped after a transition that failed.")
-
-
-def _transition(on_exception: TransitionCallbackReturn) -> Callable[[_Callback], _Callback]:
-    """Make a transition tell why it failed; rclpy itself drops the exception without a word."""
-
-    def wrap(callback: _Callback) -> _Callback:
-        @functools.wraps(callback)
-        def wrapped(self: EdgeLLMNode, state: LifecycleState) -> TransitionCallbackReturn:
-            name = callback.__name__.removeprefix("on_")
-            try:
-                result = callback(self, state)
-            except Exception as error:
-                sentence = str(error) if isinstance(error, EdgeLLMError) else f"{type(error).__name__}: {error}"
-                sentence = publishable(sentence)  # or the logger raises in turn, out of the transition
-                self.get_logger().error(f"{name} failed: {sentence}")
-                self.state.failure = sentence
-            else:
-                if name != "error":  # what led there stays to be told
-                    self.state.failure = ""
-                return result
-            release_memory()  # after the exception, whose frames hold what was half made
-            return on_exception
-
-        return wrapped
-
-    return wrap
 
 
 class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
@@ -98,7 +72,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
             self.history,
             self.qos,
         )
-        self._guard_transitions()
+        refuse_impossible_transitions(self)
         self._create_inputs()
         # A clock of its own: with use_sim_time and no /clock, a timer of ROS time would never say why it is silent.
         steady = Clock(clock_type=ClockType.STEADY_TIME)
@@ -212,7 +186,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
 
     # -- transitions -------------------------------------------------------------------------------------------
 
-    @_transition(TransitionCallbackReturn.FAILURE)
+    @transition(TransitionCallbackReturn.FAILURE)
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Load the engine and warm it up."""
         settings = self.parameters.settings()
@@ -232,7 +206,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
         self.get_logger().info(f"Loaded {host.facts.summary} in {host.facts.load_time:.2f} s; {sees}{acts}.")
         return TransitionCallbackReturn.SUCCESS
 
-    @_transition(TransitionCallbackReturn.FAILURE)
+    @transition(TransitionCallbackReturn.FAILURE)
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Start to answer prompts."""
         if self.state.host is None:
@@ -240,26 +214,26 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
         self.bridge.start(self.state.host, self.state.cameras)
         return TransitionCallbackReturn.SUCCESS
 
-    @_transition(TransitionCallbackReturn.ERROR)
+    @transition(TransitionCallbackReturn.ERROR)
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """End every request with a reason and stop answering."""
         self._stop(DEACTIVATED)
         return TransitionCallbackReturn.SUCCESS
 
-    @_transition(TransitionCallbackReturn.ERROR)
+    @transition(TransitionCallbackReturn.ERROR)
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Free the engine."""
         self._free_engine()
         return TransitionCallbackReturn.SUCCESS
 
-    @_transition(TransitionCallbackReturn.FAILURE)
+    @transition(TransitionCallbackReturn.FAILURE)
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
         """End every request and free the engine, from any state."""
         self._stop(SHUT_DOWN)
         self._free_engine()
         return TransitionCallbackReturn.SUCCESS
 
-    @_transition(TransitionCallbackReturn.SUCCESS)
+    @transition(TransitionCallbackReturn.SUCCESS)
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Give back what can be given back, so that the node can be configured again."""
         try:
@@ -313,21 +287,3 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
         if self.parameters.lifecycle() == "inactive":
             self.trigger_activate()
         self.guarded(self.monitor.tick)()
-
-    def _guard_transitions(self) -> None:
-        """Answer an impossible transition with a no; rclpy raises it out of the executor and the process ends."""
-        service = self._service_change_state
-        original = service.callback
-
-        def change_state(request: Any, response: Any) -> Any:
-            before = self.parameters.lifecycle()
-            try:
-                response = original(request, response)
-            except Exception as error:
-                wanted = request.transition.label or f"number {request.transition.id}"
-                self.get_logger().warning(f"Transition {wanted} is not possible while the node is {before}: {error}")
-                response.success = False
-            self.guarded(self.monitor.tick)()
-            return response
-
-        service.callback = change_state

@@ -6,6 +6,7 @@ import time
 
 from ..engine_format import EngineConfig
 from ..errors import BackendError, RefusalCode, RequestError
+from ..vision.runner import VisionMetrics
 from .boundary import BatchResult, SlotSeed
 from .decoding.strategy import Accepted, DecodingStrategy
 from .executor import ModelExecutor
@@ -15,7 +16,7 @@ from .lora import Adapters
 from .metrics import LLMGenerationMetrics, LLMPrefillMetrics, SpecDecodeGenerationMetrics
 from .prefix_reuse import PrefixReuse
 from .request import LLMGenerationRequest
-from .seeds import adapter_name, check_prompt, check_request, make_seed, token_budget
+from .seeds import check_bias, check_prompt, check_request, make_seed, token_budget
 from .sequence import EndRules, Sequence
 from .stage_times import StageTimes
 from .token_pruning import TokenPruner
@@ -46,6 +47,7 @@ class Admission:
         self.generation_metrics = LLMGenerationMetrics()
         self.spec_decode_metrics = SpecDecodeGenerationMetrics()
         self.stage_times = StageTimes()
+        self.vision_metrics: VisionMetrics | None = None  # where there is a tower
         self._rules = EndRules(config.eos_token_id, tokenizer)
         self._guides = GuideCompiler(tokenizer, config.vocab_size, config.eos_token_id, self._rules.reasoning)
 
@@ -64,25 +66,24 @@ class Admission:
 
         :raises RequestError: the request, or this sequence of it, cannot be served.
         """
-        limits = self.config.limits
-        check_request(request, limits, self.config.vocab_size)
+        check_request(request, self.config.limits)
         self.reuse.check(request)
         if len(request.pre_tokenized_input_ids) != len(request.requests):
             raise RequestError(
                 "the request was not tokenised; prepare it, or give one list of ids per sequence.",
                 RefusalCode.UNPREPARED,
             )
-        generation = self.adapters.generation(adapter_name(request, request.requests[index]))
-        seed = make_seed(request, index, original_index, queued, generation, self.pruner.config)
+        seed = make_seed(request, index, original_index, queued, self.pruner.config)
         self.check_seed(seed)
         return seed
 
     def check_seed(self, seed: SlotSeed) -> None:
-        """:raises RequestError: its prompt is empty, too long, foreign to the vocabulary, or leaves no room; its
-        adapter is not loaded; or its guide does not compile (``MissingPackageError``: there is no compiler).
+        """:raises RequestError: its prompt is empty, too long, foreign to the vocabulary, or leaves no room; so is its
+        bias; its adapter is not loaded; or its guide does not compile (``MissingPackageError``: there is no compiler).
         """
         self.adapters.check(seed.lora_weights_name)
         check_prompt(seed.prompt_ids, self.config.limits, self.config.vocab_size)
+        check_bias(seed.logit_bias, self.config.vocab_size)
         self._budget(seed)
         if seed.guided_decoding is not None:
             self._guides.check(seed.guided_decoding)
@@ -103,8 +104,14 @@ class Admission:
 
         :raises RequestError: all places for adapters are in use.
         """
-        self.executor.start_row(row, sequence.sampling_row(), sequence.seed.prompt_ids, sequence.seed.media)
-        self.adapters.seat(sequence.seed.lora_weights_name, row)
+        media, name = sequence.seed.media, sequence.seed.lora_weights_name
+        self.executor.start_row(row, sequence.sampling_row(), sequence.seed.prompt_ids, media)
+        self.adapters.seat(name, row)
+        # From here on the adapter stays what it is, so this is the one whose keys and values the row will hold.
+        sequence.set_scope(name, self.adapters.generation(name))
+        if media is not None and self.vision_metrics is not None:
+            self.vision_metrics.images += len(media.items)
+            self.vision_metrics.image_tokens += sum(media.token_counts)
 
     def begin(self, sequence: Sequence, row: int) -> bool:
         """Called before the first chunk of a prompt, once: it is pruned, and its row holds what is known of it.
@@ -148,5 +155,6 @@ class Admission:
 
     def record(self, result: BatchResult) -> None:
         """Count a sequence that left its row."""
-        self.prefill_metrics.record(result.reused_length, result.effective_prefill_length)
+        pruned = result.pruning.before - result.pruning.after if result.pruning is not None else 0
+        self.prefill_metrics.record(result.reused_length, result.effective_prefill_length, pruned)
         self.generation_metrics.record(result.generate_length)

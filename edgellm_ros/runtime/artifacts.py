@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ..backends.base import Backend
 from ..backends.registry import open_backend
@@ -12,8 +11,10 @@ from ..engine_format import EngineDirectory, open_engine_directory
 from ..errors import EdgeLLMError, EngineDirectoryError, RefusalCode
 from ..json_values import shown
 from ..vision.visual_directory import VisualDirectory, find_visual_directory, open_visual_directory
+from .chat_template import ChatTemplate, special_token_names
 from .checkpoint_weights import WeightSource
 from .executor import ModelExecutor
+from .request_checks import check_kinds, of_kind, or_none
 from .tokenizer import Tokenizer
 
 
@@ -33,7 +34,7 @@ class ModelArtifacts:
         multimodal_engine_dir: Path | str | None = None,
         *,
         tokenizer: Tokenizer | None = None,
-        chat_template: Any | None = None,
+        chat_template: ChatTemplate | str | None = None,
         checkpoint_dir: Path | str | None = None,
     ) -> ModelArtifacts:
         """Read a directory; a tokenizer or chat template that is given takes the place of its own.
@@ -52,7 +53,13 @@ class ModelArtifacts:
                 raise EngineDirectoryError(f"{name} is {shown(given)}; want the path of a folder.")
         directory = open_engine_directory(engine_dir)
         source = WeightSource.of(directory, checkpoint_dir)
+        check_kinds({"tokenizer": tokenizer}, or_none(of_kind(Tokenizer, "a Tokenizer")))
+        check_kinds(
+            {"chat_template": chat_template}, or_none(of_kind((str, ChatTemplate), "a ChatTemplate or its text"))
+        )
         tokenizer = tokenizer or Tokenizer.from_directory(directory.path)
+        if isinstance(chat_template, str):
+            chat_template = ChatTemplate(chat_template, special_token_names(tokenizer.configuration))
         if chat_template is not None:
             tokenizer.chat_template = chat_template
         place = None if multimodal_engine_dir is None else Path(multimodal_engine_dir)

@@ -14,6 +14,7 @@ from .answer_text import AnswerRules
 from .cache_policy import CachePolicy
 from .guide_grammar import Guide
 from .request import (
+    MAX_LOGPROBS,
     FinishReason,
     LLMGenerationRequest,
     LLMGenerationResponse,
@@ -22,6 +23,20 @@ from .request import (
     TokenCallback,
     TokenLogprob,
     ToolCall,
+)
+from .request_checks import (
+    FUNCTION,
+    SWITCH,
+    TEXT,
+    TOKEN_IDS,
+    VISIBLE_TEXT,
+    as_tuple,
+    check_fields,
+    check_number,
+    checked_bias,
+    list_of,
+    of_kind,
+    or_none,
 )
 from .streaming import StreamChannel
 
@@ -36,7 +51,10 @@ class AdmitDecision(Enum):
 
 @dataclass(frozen=True)
 class SlotSeed:
-    """What one arriving sequence brings. Its identity (request id, row) is given when it gets a row."""
+    """What one arriving sequence brings. Its identity (request id, row) is given when it gets a row.
+
+    :raises RequestError: a field holds something else than it may; the sentence names it.
+    """
 
     prompt_ids: tuple[int, ...]
     original_index: int
@@ -60,6 +78,34 @@ class SlotSeed:
     media: PromptMedia | None = None  # what of the prompt is more than its ids
     visual_pruner: VisualPrunerConfig = field(default_factory=VisualPrunerConfig)
     queued: float = 0.0  # time.monotonic when it was submitted; 0: it was not queued
+
+    def __post_init__(self) -> None:
+        as_tuple(self, "prompt_ids", TOKEN_IDS)
+        as_tuple(self, "stop_strings", list_of(VISIBLE_TEXT, "texts, none of them empty"))
+        check_fields(self, _SEED_FIELDS)
+        check_number("original_index", self.original_index, 0, 1 << 62, integer=True)
+        check_number("sampling_seed", self.sampling_seed, 0, (1 << 64) - 1, integer=True)
+        check_number("max_generate_length", self.max_generate_length, 1, 1 << 31, integer=True)
+        check_number("num_logprobs", self.num_logprobs, 0, MAX_LOGPROBS, integer=True)
+        check_number("deadline", self.deadline, 0, 86400)
+        object.__setattr__(self, "logit_bias", checked_bias(self.logit_bias))
+
+
+_SEED_FIELDS = {
+    "sampling": of_kind(SamplingParameters, "SamplingParameters"),
+    "lora_weights_name": TEXT,
+    "ignore_eos": SWITCH,
+    "guided_decoding": or_none(of_kind(Guide, "a Guide")),
+    "skip_special_tokens": SWITCH,
+    "enable_thinking": SWITCH,
+    "tool_format": TEXT,
+    "stream_channel": or_none(of_kind(StreamChannel, "a StreamChannel")),
+    "on_token_generated": or_none(FUNCTION),
+    "system_prompt": TEXT,
+    "cache": of_kind(CachePolicy, "a CachePolicy"),
+    "media": or_none(of_kind(PromptMedia, "a PromptMedia")),
+    "visual_pruner": of_kind(VisualPrunerConfig, "a VisualPrunerConfig"),
+}
 
 
 @dataclass(frozen=True)

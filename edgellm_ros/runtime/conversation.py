@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import RequestError
-from ..json_values import shown
+from ..json_values import is_small, shown
 from .media_marks import MediaMarks
 from .request import Message
 
 MOST_NESTING = 64  # of tools and of arguments of calls, which templates go through by recursion
+MOST_VALUES = 100_000  # in one of them
 Mark = Callable[[str, bool], str]  # (text, whether it is the model's own turn) -> the text as the template gets it
 
 
@@ -44,29 +45,29 @@ def template_messages(messages: Sequence[Message], mark: Mark, media: MediaMarks
 def template_tools(tools: Sequence[Mapping[str, Any]], mark: Mark) -> list[dict[str, Any]] | None:
     """The tools, each as ``{"type": "function", "function": {"name": …}}``; None where there are none.
 
-    :raises RequestError: one of them is no function with a name, or holds what JSON does not.
+    :raises RequestError: as ``check_tools``.
     """
-    wrapped = []
+    check_tools(tools)
+    return [
+        _marked(tool if "function" in tool else {"type": "function", "function": dict(tool)}, mark) for tool in tools
+    ] or None
+
+
+def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
+    """:raises RequestError: one of them is no function with a name, or holds too much, or what JSON does not."""
     for place, tool in enumerate(tools):
+        if not is_small(tool, MOST_NESTING, MOST_VALUES):
+            raise RequestError(
+                f"tool {place} is nested more than {MOST_NESTING} deep or holds more than {MOST_VALUES} values; make "
+                "it smaller."
+            )
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None
         name = function.get("name") if isinstance(function, Mapping) else None
-        if not _is_shallow(tool):
-            raise RequestError(f"tool {place} is nested more than {MOST_NESTING} deep; make it flatter.")
-        if not isinstance(name, str) or not name or not _is_json(tool):
+        parameters = function.get("parameters") if isinstance(function, Mapping) else None
+        described = isinstance(parameters, Mapping) or parameters is None
+        if not isinstance(name, str) or not name or not described or not _is_json(tool):
             wanted = '{"type": "function", "function": {"name": …, "parameters": …}}'
             raise RequestError(f"tool {place} is {shown(tool)}; want {wanted}.")
-        wrapped.append(_marked(tool if "function" in tool else {"type": "function", "function": dict(tool)}, mark))
-    return wrapped or None
-
-
-def _is_shallow(value: Any) -> bool:
-    level = [value]
-    for _ in range(MOST_NESTING):
-        holders = [entry for entry in level if isinstance(entry, Mapping | list | tuple)]
-        level = [item for entry in holders for item in (entry.values() if isinstance(entry, Mapping) else entry)]
-        if not level:
-            return True
-    return False
 
 
 def _is_json(value: Any) -> bool:
@@ -83,7 +84,7 @@ def _arguments(text: str) -> Any:
         values = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return values if _is_shallow(values) else text
+    return values if is_small(values, MOST_NESTING, MOST_VALUES) else text
 
 
 def _marked(value: Any, mark: Mark) -> Any:

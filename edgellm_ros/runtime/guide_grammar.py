@@ -75,8 +75,16 @@ class Guide:
 
 
 def _written(value: Any, what: str) -> str:
+    pieces, size = [], 0
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        for piece in json.JSONEncoder(ensure_ascii=False, allow_nan=False).iterencode(value):
+            pieces.append(piece)
+            size += len(piece)
+            if size > MAX_GUIDE_BYTES:  # a value that holds the same twice on every level has no end
+                raise bad_guide(f"the {what} has more than {MAX_GUIDE_BYTES} bytes as JSON; make it smaller.")
+        return "".join(pieces)
+    except RequestError:
+        raise
     except (TypeError, ValueError, RecursionError) as error:
         raise bad_guide(f"the {what} cannot be written as JSON ({error}); give values that can.") from None
 

@@ -77,7 +77,9 @@ class GuideCompiler:
                 return known
             if self._table is None:
                 self._table = self._token_table(library)
-            matcher = compiled(guide, lambda: self._compile(library, guide))
+        # Without the lock: a guide that takes long keeps nobody else waiting, least of all the thread of the batch.
+        matcher = compiled(guide, lambda: self._compile(library, guide))
+        with self._lock:
             self._compiled[guide] = matcher
             if len(self._compiled) > _KEPT_GRAMMARS:
                 self._compiled.popitem(last=False)

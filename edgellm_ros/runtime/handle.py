@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from ..errors import EdgeLLMError, MisuseError, Refusal
+from .generation import ends_the_program
 from .request import FinishReason, LLMGenerationRequest, LLMGenerationResponse, SequenceTimes
 from .streaming import StreamChannel
 
@@ -109,7 +110,9 @@ class RequestHandle:
         for callback in callbacks:
             try:
                 callback(self)
-            except Exception:  # the caller's fault must not end the service of others
+            except BaseException as error:  # the caller's fault must not end the service of others
+                if ends_the_program(error):
+                    raise
                 _LOG.exception("a callback of request %d failed", self.request_id)
         return True
 
@@ -125,6 +128,7 @@ def unstarted_response(handle: RequestHandle, reason: FinishReason, message: str
         finish_reasons=[reason],
         input_token_counts=[handle.prompt_token_count],
         reused_token_counts=[0],
+        pruning=[None],
         times=[SequenceTimes(queued=handle.queued)],
         messages=[message],
     )

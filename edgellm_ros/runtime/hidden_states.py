@@ -51,9 +51,11 @@ class HiddenStates:
         self._layers[layer][row].append(values)
 
     def view(self, layer: int) -> HiddenStatesView | None:
-        """What is kept of a layer; None where the last request did not ask for it."""
+        """What is kept of a layer; None where the last request did not ask for it, or did not run its prompts."""
         rows = self._layers.get(layer) if isinstance(layer, int) else None
-        if rows is None or not all(rows):
+        if rows is None or any(
+            sum(map(len, chunks)) < len(prompt) for chunks, prompt in zip(rows, self.input_token_ids, strict=True)
+        ):
             return None
         width = rows[0][0].shape[1]
         values = np.zeros((len(rows), self.prefill_length, width), np.float32)

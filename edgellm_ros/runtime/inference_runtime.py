@@ -15,6 +15,7 @@ from ..errors import InputTooLongError, Refusal, RequestError
 from .boundary import BoundaryHook
 from .cache_policy import DERIVE_REPLAY_TAIL
 from .context_cache import ContextCacheConfig
+from .conversation import check_tools
 from .media_prompt import place_media, prompt_media
 from .rank_runtime import LLMRankRuntime
 from .replay_tail import derive_replay_tail, system_text
@@ -95,6 +96,7 @@ class LLMInferenceRuntime:
         """
         check_kinds({"request": request}, LLMGenerationRequest)
         request.check()
+        check_tools(request.tools)
         ids: list[list[int]] = []
         formatted: list[str] = []
         counts: list[int] = []

@@ -97,8 +97,12 @@ class Adapters:
         with self._lock:
             self.check(name)
             slot = self._slots.acquire(name)
-        if self._tensors is not None:
-            self._tensors.set_row(row, slot)
+        try:
+            if self._tensors is not None:
+                self._tensors.set_row(row, slot)
+        except BaseException:
+            self.release(name)
+            raise
 
     def available(self, name: str) -> bool:
         """Whether a sequence that uses the adapter could be seated now."""

@@ -15,11 +15,12 @@ class LLMPrefillMetrics:
     pruned_tokens: int = 0
     seconds: float = 0.0
 
-    def record(self, reused: int, computed: int) -> None:
-        """One sequence: prompt tokens that were known and that were computed; none of either is no run."""
+    def record(self, reused: int, computed: int, pruned: int = 0) -> None:
+        """One sequence: prompt tokens that were known, computed, left out; none known or computed is no run."""
         self.total_runs += bool(reused or computed)
         self.reused_tokens += reused
         self.computed_tokens += computed
+        self.pruned_tokens += pruned
 
     @property
     def tokens_per_second(self) -> float:

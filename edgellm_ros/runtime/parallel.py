@@ -65,6 +65,8 @@ class ParallelMapping:
         """
         if value is None or isinstance(value, ParallelMapping):
             return value or cls()
+        if not isinstance(value, Mapping):
+            raise _bad(f"mapping is {shown(value)}; want a ParallelMapping, or named values.")
         known = {entry.name for entry in fields(cls)}
         unknown = [name for name in value if name not in known]
         if unknown:

@@ -71,7 +71,7 @@ class PrefixReuse:
         for seed in seeds:
             try:
                 saved = self.system_prompts.save(
-                    seed.system_prompt, seed.cache.scope.adapter, add_special_tokens=add_special_tokens
+                    seed.system_prompt, seed.lora_weights_name, add_special_tokens=add_special_tokens
                 )
             except BackendError as error:
                 _LOG.warning("a system prompt could not be kept: %s", error)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,19 +16,27 @@ from ..errors import (
 )
 from .artifacts import ModelArtifacts, StepSizes
 from .boundary import BoundaryHook
+from .chat_template import ChatTemplate
 from .context_cache import ContextCacheConfig
 from .founding import prefill_founders, seat_founders
-from .generation import GenerationContext, InProgressGuard, RankLostError, SteppedGeneration, TokenBroadcastFn
+from .generation import (
+    GenerationContext,
+    InProgressGuard,
+    RankLostError,
+    SteppedGeneration,
+    TokenBroadcastFn,
+)
 from .parallel import ParallelMapping
-from .rank_model import RankModel, refuse_unserved
+from .rank_model import refuse_unserved
+from .rank_upkeep import RankUpkeep
 from .request import LLMGenerationRequest, LLMGenerationResponse
-from .request_checks import check_kinds
+from .request_checks import FUNCTION, check_kinds, or_none
 from .results import append_result
 from .session import GenerationSession
 from .tokenizer import Tokenizer
 
 
-class LLMRankRuntime(RankModel):
+class LLMRankRuntime(RankUpkeep):
     """Not safe for several threads: callers take turns, and a call during an open request is refused.
 
     Refusals return None or False and leave ``last_refusal``; prompts that are too long and misuse raise.
@@ -55,7 +61,7 @@ class LLMRankRuntime(RankModel):
         drafting_config: Any | None = None,
         mapping: ParallelMapping | Mapping[str, Any] | None = None,
         tokenizer: Tokenizer | None = None,
-        chat_template: Any | None = None,
+        chat_template: ChatTemplate | str | None = None,
         context_cache: ContextCacheConfig | None = None,
         checkpoint_dir: Path | str | None = None,
         draft_checkpoint_dir: Path | str | None = None,
@@ -76,7 +82,7 @@ class LLMRankRuntime(RankModel):
             chat_template=chat_template,
             checkpoint_dir=checkpoint_dir,
         )
-        self._start(artifacts, backend, threads, sizes, context_cache, lora_weights)
+        super().__init__(artifacts, backend, threads, sizes, context_cache, lora_weights)
 
     @classmethod
     def from_artifacts(
@@ -94,68 +100,14 @@ class LLMRankRuntime(RankModel):
         mixed_positions: int | None = None,
     ) -> LLMRankRuntime:
         """The same of artifacts that are loaded already, which then belong to the runtime; raises alike."""
+        check_kinds({"artifacts": artifacts}, ModelArtifacts)
         sizes = StepSizes(prefill_chunk, join_chunk, mixed_positions)
         refuse_unserved(drafting_config=drafting_config)
         runtime = cls.__new__(cls)
         runtime._mapping = ParallelMapping.of(mapping)
         runtime._mapping.check_single_rank()
-        runtime._start(artifacts, backend, threads, sizes, context_cache, lora_weights)
+        RankUpkeep.__init__(runtime, artifacts, backend, threads, sizes, context_cache, lora_weights)
         return runtime
-
-    def _start(
-        self,
-        artifacts: ModelArtifacts,
-        backend: Backend | str | None,
-        threads: int,
-        sizes: StepSizes,
-        context_cache: ContextCacheConfig | None,
-        lora_weights: Mapping[str, Path | str] | None,
-    ) -> None:
-        super().__init__(artifacts, backend, threads, sizes, context_cache, lora_weights)
-        self._latch = threading.Lock()
-        self._open: SteppedGeneration | None = None
-        self._closed = False
-        self.last_refusal: Refusal | None = None
-
-    def gen_and_save_system_prompt_kv_cache(self, prompt: str, lora_weights_name: str = "") -> bool:
-        """Run a system prompt, as the template writes it, and keep what later prompts that begin with it need not run.
-
-        True where it is kept, or was already, or is empty. False, with ``last_refusal``, where the context cache is on,
-        the adapter is not loaded, or it has no ids or too many. No request may be open.
-
-        :raises BackendError: the engine failed.
-        :raises MisuseError: a request is open.
-        """
-        self._check_idle()
-        self.last_refusal = self._reuse.save_system_prompt(prompt, lora_weights_name)
-        return self.last_refusal is None
-
-    def capture_decoding_cuda_graph(self) -> bool:
-        """Record the decode step of every batch size; False where steps run eagerly. No request may be open.
-
-        With ``EDGELLM_DISABLE_CUDA_GRAPH`` set it does nothing and is True.
-
-        :raises MisuseError: a request is open.
-        """
-        self._check_idle()
-        if os.environ.get("EDGELLM_DISABLE_CUDA_GRAPH", "0") not in ("", "0"):
-            return True
-        return self.executor.capture_decode_steps()
-
-    def warm_up(self, max_batch_size: int = 0) -> None:
-        """Run the engine once at each batch size up to ``max_batch_size`` (0: its own). No request may be open.
-
-        :raises BackendError: the engine failed.
-        :raises MisuseError: a request is open.
-        """
-        self._check_idle()
-        self.executor.warm_up(max_batch_size)
-        if self.vision is not None:
-            self.vision.warm_up()
-
-    def _check_idle(self) -> None:
-        if self._open is not None or self._closed:
-            raise MisuseError(f"this runtime {'is closed' if self._closed else 'has an open request'}; wait for none.")
 
     # -- a whole request ---------------------------------------------------------------------------------------
 
@@ -175,6 +127,7 @@ class LLMRankRuntime(RankModel):
 
         :raises InputTooLongError: a prompt is longer than the engine takes.
         """
+        check_kinds({"boundary_hook": boundary_hook}, or_none(FUNCTION))
         generation = self.begin_generation(
             request,
             response,
@@ -213,31 +166,59 @@ class LLMRankRuntime(RankModel):
 
         :raises InputTooLongError: a prompt is longer than the engine takes.
         :raises MisuseError: ``founder_request_id`` with more than one sequence, hidden states of a layer that the
-            engine does not give, or the runtime is closed.
+            engine does not give, or the runtime is closed, in other work, or that of another process.
         """
         check_kinds({"request": request}, LLMGenerationRequest)
         check_kinds({"response": response}, LLMGenerationResponse)
         check_kinds({"founder_request_id": founder_request_id, "parallel_rank": parallel_rank}, int)
-        if self._closed:
-            raise MisuseError("this runtime is closed; make another one.")
+        check_kinds({"token_broadcast": token_broadcast}, or_none(FUNCTION))
+        self._check_usable()
         guard = InProgressGuard.acquire(self._latch)
         if guard is None:
             self._refuse(RefusalCode.OVERLAP, "another request is open on this runtime; wait for its end.")
             return None
+        try:
+            with self._driving:
+                self._check_usable()
+                return self._begin(
+                    SteppedGeneration(
+                        guard,
+                        self._strategy,
+                        GenerationContext(token_broadcast=token_broadcast),
+                        parallel_rank,
+                        self._driving,
+                        self._on_close,
+                    ),
+                    request,
+                    response,
+                    request.accept_hidden_layer if output_thinker_embeddings else None,
+                    founder_request_id,
+                    queued,
+                )
+        except MisuseError:
+            guard.release()  # where somebody else is in the middle of a step
+            raise
+
+    def _begin(
+        self,
+        generation: SteppedGeneration,
+        request: LLMGenerationRequest,
+        response: LLMGenerationResponse,
+        layer: int | None,
+        founder_request_id: int,
+        queued: float,
+    ) -> SteppedGeneration | None:
         self.last_refusal = None
-        generation = SteppedGeneration(
-            guard, self._strategy, GenerationContext(token_broadcast=token_broadcast), parallel_rank, self._on_close
-        )
+        several_ranks = generation.context.token_broadcast is not None
         self._open = generation
         try:
-            if parallel_rank > 0 and token_broadcast is None:
+            if generation.parallel_rank > 0 and not several_ranks:
                 raise RequestError("parallel_rank is above 0 without token_broadcast; give it one.")
             self._hidden_states.forget()
             response.clear()
-            layer = request.accept_hidden_layer if output_thinker_embeddings else None
             if layer is not None:
                 self._check_hidden_layer(layer)
-            self._reuse.check(request, several_ranks=token_broadcast is not None)
+            self._reuse.check(request, several_ranks=several_ranks)
             seat_founders(generation.context, self.admission, request, founder_request_id, queued)
             prefill_founders(generation.context, self.admission, self._hidden_states, layer)
         except InputTooLongError as error:
@@ -264,7 +245,7 @@ class LLMRankRuntime(RankModel):
         """
         if self._open is None or generation is not self._open or generation.closed:
             raise MisuseError("finish_generation was given a request that is not open; begin another one.")
-        with generation:
+        with self._driving, generation:
             if generation.context.sequences:
                 live = len(generation.context.sequences)
                 return self._refuse(RefusalCode.BUSY, f"{live} sequences are still running; advance until finished.")
@@ -280,23 +261,7 @@ class LLMRankRuntime(RankModel):
     def _on_close(self, generation: SteppedGeneration) -> None:
         """Count the sequences that had begun to answer; a request that could not begin counts nothing."""
         for sequence in generation.context.sequences:
-            if sequence.generate_length:
+            if sequence.generate_length and sequence.original_index not in generation.context.completed:
                 self.admission.record(sequence.result(generation.context.generation_round))
         self.adapters.release_all()
         self._open = None
-
-    @property
-    def open_context(self) -> GenerationContext | None:
-        """Rows and unclaimed results of the open request; None while there is none."""
-        return self._open.context if self._open is not None else None
-
-    def close(self) -> None:
-        """Abort an open request and free the engine; a second call does nothing."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._open is not None:
-            self._open.close(Refusal(RefusalCode.SHUTTING_DOWN, "the runtime was closed."))
-        if self.vision is not None:
-            self.vision.close()
-        self._engine.close()

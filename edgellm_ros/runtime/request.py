@@ -18,16 +18,16 @@ from .cache_policy import DERIVE_REPLAY_TAIL, CacheCommitPolicy, CacheLookupPoli
 from .guide_grammar import Guide
 from .request_checks import (
     FUNCTION,
-    NAMED_VALUES,
     SWITCH,
     TEXT,
     TOKEN_IDS,
+    VISIBLE_TEXT,
     WHOLE_NUMBER,
-    Wanted,
     as_tuple,
     check_count,
     check_fields,
     check_number,
+    checked_bias,
     list_of,
     member_of,
     of_kind,
@@ -50,8 +50,6 @@ MAX_BATCH = 16
 MAX_MESSAGES = 64
 MAX_MESSAGE_BYTES = 128 * 1024
 MAX_STOP_STRINGS = 16
-MAX_LOGIT_BIAS_ENTRIES = 1024
-MAX_LOGIT_BIAS = 100.0
 MAX_LOGPROBS = 50
 DEFAULT_SEED = 0xED6E5EED20260001
 
@@ -92,7 +90,6 @@ class SamplingParameters:
 
 
 _LIST = of_kind((list, tuple), "a list")
-_VISIBLE_TEXT = Wanted("text", lambda value: isinstance(value, str) and bool(value))
 _SAMPLING = of_kind(SamplingParameters, "SamplingParameters")
 
 
@@ -174,17 +171,15 @@ class Request:
 
     def __post_init__(self) -> None:
         as_tuple(self, "messages", list_of(of_kind(Message, "a Message"), "Message"))
-        as_tuple(self, "stop_strings", list_of(_VISIBLE_TEXT, "texts, none of them empty"))
+        as_tuple(self, "stop_strings", list_of(VISIBLE_TEXT, "texts, none of them empty"))
         check_fields(self, _REQUEST_FIELDS)
         check_count("messages", self.messages, MAX_MESSAGES)
         check_count("stop_strings", self.stop_strings, MAX_STOP_STRINGS)
-        check_count("logit_bias", self.logit_bias, MAX_LOGIT_BIAS_ENTRIES)
+        object.__setattr__(self, "logit_bias", checked_bias(self.logit_bias))
         if self.max_generate_length is not None:
             check_number("max_generate_length", self.max_generate_length, 1, 1 << 31, integer=True)
         if self.sampling_seed is not None:
             check_number("sampling_seed", self.sampling_seed, 0, (1 << 64) - 1, integer=True)
-        for token, bias in self.logit_bias.items():
-            check_number(f"logit_bias[{shown(token)}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
         if self.guided_decoding is not None and self.ignore_eos:
             raise RequestError("ignore_eos and guided_decoding are both given; a guided answer ends: leave one out.")
 
@@ -192,7 +187,6 @@ class Request:
 _REQUEST_FIELDS = {
     "sampling": or_none(_SAMPLING),
     "lora_weights_name": or_none(TEXT),
-    "logit_bias": NAMED_VALUES,
     "ignore_eos": SWITCH,
     "context_cache_lookup_policy": or_none(member_of(CacheLookupPolicy)),
     "guided_decoding": or_none(of_kind(Guide, "a Guide")),

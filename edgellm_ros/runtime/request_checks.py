@@ -12,6 +12,9 @@ import numpy as np
 from ..errors import MisuseError, RequestError
 from ..json_values import shown
 
+MAX_BIAS_ENTRIES = 1024
+MAX_BIAS = 100.0
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -43,6 +46,7 @@ def list_of(wanted: Wanted, words: str) -> Wanted:
 
 SWITCH = of_kind(bool, "true or false")
 TEXT = of_kind(str, "text")
+VISIBLE_TEXT = Wanted("text", lambda value: isinstance(value, str) and bool(value))
 WHOLE_NUMBER = Wanted("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool))
 TOKEN_IDS = Wanted(
     "a list of ids",
@@ -51,15 +55,17 @@ TOKEN_IDS = Wanted(
         and all(issubclass(kind, int | np.integer) and kind is not bool for kind in set(map(type, value)))
     ),
 )
-NAMED_VALUES = of_kind(Mapping, "a mapping")
 FUNCTION = Wanted("a function", callable)
+INDEX = Wanted("a whole number from 0", lambda value: WHOLE_NUMBER.holds(value) and value >= 0)
+REQUEST_ID = Wanted("a whole number from 1", lambda value: WHOLE_NUMBER.holds(value) and value >= 1)
 
 
-def check_kinds(arguments: Mapping[str, object], kind: type) -> None:
+def check_kinds(arguments: Mapping[str, object], kind: type | Wanted) -> None:
     """:raises MisuseError: an argument of a call is of another kind."""
+    wanted = kind if isinstance(kind, Wanted) else of_kind(kind, kind.__name__)
     for name, value in arguments.items():
-        if not isinstance(value, kind):
-            raise MisuseError(f"{name} is {shown(value)}; want {kind.__name__}.")
+        if not wanted.holds(value):
+            raise MisuseError(f"{name} is {shown(value)}; want {wanted.words}.")
 
 
 def check_fields(owner: object, fields: Mapping[str, Wanted]) -> None:
@@ -84,6 +90,20 @@ def check_number(name: str, value: Any, low: float, high: float, *, integer: boo
         start = f"above {low}" if above else f"from {low}"
         kind = "a whole number" if integer else "a number"
         raise RequestError(f"{name} is {shown(value)}; want {kind} {start} to {high}.")
+
+
+def checked_bias(given: Any) -> dict[int, float]:
+    """A copy that nobody else can change; whether the ids are of a vocabulary is seen where there is one.
+
+    :raises RequestError: no mapping, too many entries, or numbers out of range.
+    """
+    if not isinstance(given, Mapping):
+        raise RequestError(f"logit_bias is {shown(given)}; want a mapping.")
+    check_count("logit_bias", given, MAX_BIAS_ENTRIES)
+    bias = dict(given)
+    for token, value in bias.items():
+        check_number(f"logit_bias[{shown(token)}]", value, -MAX_BIAS, MAX_BIAS)
+    return bias
 
 
 def check_count(what: str, values: Sequence[Any] | Mapping[Any, Any], most: int) -> None:

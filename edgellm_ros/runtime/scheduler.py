@@ -13,8 +13,9 @@ from .handle import RequestHandle, unstarted_response
 from .inference_runtime import LLMInferenceRuntime
 from .metrics import RequestEngineMetrics
 from .request import FinishReason, LLMGenerationRequest, LLMGenerationResponse
+from .request_checks import check_kinds, of_kind, or_none
 from .scheduler_config import RequestEngineConfig, ShutdownMode
-from .seeds import resolve_seed
+from .seeds import check_channels, resolve_seed
 from .streaming import StreamChannel
 from .watchdog import StepWatchdog, timeout_message
 
@@ -33,6 +34,8 @@ class RequestEngine:
     """
 
     def __init__(self, runtime: LLMInferenceRuntime, config: RequestEngineConfig | None = None) -> None:
+        check_kinds({"runtime": runtime}, LLMInferenceRuntime)
+        check_kinds({"config": config}, or_none(of_kind(RequestEngineConfig, "a RequestEngineConfig")))
         self._runtime = runtime
         self._config = config or RequestEngineConfig()
         rows = runtime.rank.max_batch_size()
@@ -101,11 +104,15 @@ class RequestEngine:
         return handle
 
     def _make_handle(self, request: LLMGenerationRequest, channel: StreamChannel | None) -> RequestHandle:
+        check_kinds({"request": request}, LLMGenerationRequest)
         request.check()
         if len(request.requests) != 1:
             raise RequestError(f"the request holds {len(request.requests)} sequences; want one: submit each alone.")
-        if channel is None and request.stream_channels:
-            channel = request.stream_channels[0]
+        check_channels(request)
+        own = request.stream_channels[0] if request.stream_channels else None
+        if None not in (own, channel) and own is not channel:  # nobody would ever end the other one
+            raise RequestError("two stream channels are given for one sequence; want one.", RefusalCode.BAD_CHANNEL)
+        channel = own if channel is None else channel
         # Without a channel there would be nothing to cancel through.
         if channel is None:
             channel = StreamChannel(_TERMINAL_CHUNK_ONLY, request.skip_special_tokens)
@@ -125,6 +132,7 @@ class RequestEngine:
 
     def cancel(self, handle: RequestHandle) -> None:
         """End a request: at once while it waits, before its next engine call while it runs."""
+        check_kinds({"handle": handle}, RequestHandle)
         handle.channel.cancel()
         with self._condition:
             waiting = handle in self._queue
@@ -139,6 +147,8 @@ class RequestEngine:
 
         :raises InputTooLongError: a prompt is longer than the engine takes.
         """
+        check_kinds({"request": request}, LLMGenerationRequest)
+        check_kinds({"response": response}, LLMGenerationResponse)
         self.last_refusal = None
         try:
             result = self.submit(request).get()
@@ -156,6 +166,7 @@ class RequestEngine:
 
         Whatever the engine does then, no handle and no channel stays open.
         """
+        check_kinds({"mode": mode}, ShutdownMode)
         with self._condition:
             self._stopping = True
             open_handles = [*self._queue, *self._driver.residents.values()] if mode is ShutdownMode.CANCEL else []

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..engine_format import BuilderLimits
 from ..errors import InputTooLongError, RefusalCode, RequestError
 from ..json_values import shown
 from ..vision.pruner import VisualPrunerConfig
 from .boundary import SlotSeed
-from .cache_policy import CachePolicy, CacheScope
+from .cache_policy import CachePolicy
 from .media_prompt import lookup_policy, media_spans
 from .request import DEFAULT_SEED, MAX_BATCH, LLMGenerationRequest, Request
+from .request_checks import WHOLE_NUMBER
 from .streaming import StreamChannel
 
 
-def check_request(request: LLMGenerationRequest, limits: BuilderLimits, vocab_size: int) -> None:
+def check_request(request: LLMGenerationRequest, limits: BuilderLimits) -> None:
     """Refuse what does not depend on the prompt's ids.
 
-    :raises RequestError: an empty or too large batch, an item with nothing to answer, a bad bias, an unknown adapter,
-        or channels that do not fit.
+    :raises RequestError: an empty or too large batch, an item with nothing to answer, or channels that do not fit.
     """
     request.check()
     count = len(request.requests)
@@ -34,9 +34,6 @@ def check_request(request: LLMGenerationRequest, limits: BuilderLimits, vocab_si
     for index, item in enumerate(request.requests):
         if not item.messages and not _given_ids(request, index):
             raise RequestError(f"sequence {index} has neither messages nor ids; want one of them.")
-        for token in item.logit_bias:
-            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
-                raise RequestError(f"logit_bias names the id {shown(token)}; want one of 0..{vocab_size - 1}.")
     check_channels(request)
 
 
@@ -80,6 +77,13 @@ def check_prompt(prompt_ids: Sequence[int], limits: BuilderLimits, vocab_size: i
         raise RequestError(f"the prompt holds an id outside 0..{vocab_size - 1}; use ids of this engine's tokenizer.")
 
 
+def check_bias(logit_bias: Mapping[int, float], vocab_size: int) -> None:
+    """:raises RequestError: it names what is no id of the vocabulary."""
+    for token in logit_bias:
+        if not WHOLE_NUMBER.holds(token) or not 0 <= token < vocab_size:
+            raise RequestError(f"logit_bias names the id {shown(token)}; want one of 0..{vocab_size - 1}.")
+
+
 def token_budget(prompt_length: int, wanted: int, limits: BuilderLimits, headroom: int) -> int:
     """Tokens that a sequence may generate.
 
@@ -100,7 +104,6 @@ def make_seed(
     index: int,
     original_index: int,
     queued: float = 0.0,
-    adapter_generation: int = 0,
     visual_pruner: VisualPrunerConfig | None = None,
 ) -> SlotSeed:
     """Everything one sequence of a prepared request brings; its own fields win over the batch's, and those over
@@ -116,7 +119,7 @@ def make_seed(
         max_generate_length=item.max_generate_length or request.max_generate_length,
         lora_weights_name=adapter_name(request, item),
         stop_strings=item.stop_strings,
-        logit_bias=dict(item.logit_bias),
+        logit_bias=item.logit_bias,
         ignore_eos=item.ignore_eos,
         guided_decoding=item.guided_decoding,
         skip_special_tokens=request.skip_special_tokens,
@@ -131,7 +134,6 @@ def make_seed(
             lookup=lookup_policy(media) or item.context_cache_lookup_policy or request.context_cache_lookup_policy,
             commit=request.context_cache_commit_policy,
             replay_tail_length=max(0, request.context_cache_replay_tail_length),
-            scope=CacheScope(adapter_name(request, item), adapter_generation),
             media=media_spans(media),
         ),
         media=media,

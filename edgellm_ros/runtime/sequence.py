@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..backends.base import SamplingRow
@@ -73,6 +74,14 @@ class Sequence:
         self.running_seed, self.pruning = seed, report
         self.token_ids = list(seed.prompt_ids)
         self.prompt_length = len(seed.prompt_ids)
+
+    def set_scope(self, adapter: str, generation: int) -> None:
+        """Its prefixes are those of its adapter, whoever made the seed."""
+        known = self.seed.cache.scope
+        scope = replace(known, adapter=adapter, adapter_generation=generation)
+        if scope != known:
+            self.seed = replace(self.seed, cache=replace(self.seed.cache, scope=scope))
+            self.running_seed = self.seed
 
     def attach(self) -> None:
         """Claim the stream channel; from here on a terminal chunk is owed.

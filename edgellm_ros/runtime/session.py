@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from ..errors import BackendError, MisuseError, Refusal, RefusalCode, RequestError, StepTimeoutError, one_sentence
 from .boundary import AdmitDecision, BatchResult, SlotSeed
 from .decoding.strategy import Accepted
-from .generation import GenerationContext, RankLostError, SteppedGeneration
+from .generation import GenerationContext, RankLostError, SteppedGeneration, ends_the_program
+from .rank_model import RankModel
 from .request import FinishReason, LLMGenerationRequest, LLMGenerationResponse, TokenCallback
+from .request_checks import INDEX, REQUEST_ID, WHOLE_NUMBER, check_kinds, of_kind
 from .results import append_result
 from .rows import evict_finished
 from .sequence import Sequence
@@ -30,10 +32,13 @@ class GenerationSession:
     A failing engine call ends the rows that it was for in ERROR, with a sentence; the request itself goes on to its
     end, so ``prime_from_prefill`` and ``advance`` are False only where nothing can go on.
 
-    :raises MisuseError: from any call, when the request was closed.
+    :raises MisuseError: from any call, when the request was closed; from those that change something, in the middle of
+        a step.
     """
 
     def __init__(self, runtime: LLMRankRuntime, generation: SteppedGeneration) -> None:
+        check_kinds({"runtime": runtime}, of_kind(RankModel, "an LLMRankRuntime"))
+        check_kinds({"generation": generation}, SteppedGeneration)
         self._admission = runtime.admission
         self._generation = generation
         self._primed = False
@@ -48,6 +53,10 @@ class GenerationSession:
 
     def prime_from_prefill(self) -> bool:
         """Deliver what prefill gave: first tokens, and the rows that have ended already. Called once, first."""
+        with self._generation.driving:
+            return self._prime()
+
+    def _prime(self) -> bool:
         context = self._context
         if self._primed:
             raise MisuseError("prime_from_prefill was called twice; call it once, before the first advance.")
@@ -74,7 +83,8 @@ class GenerationSession:
         False when another rank is gone: drop the request.
         """
         try:
-            return self._advance()
+            with self._generation.driving:
+                return self._advance()
         except RankLostError:
             return False
 
@@ -190,10 +200,15 @@ class GenerationSession:
                 break
 
     def _tell(self, callback: TokenCallback, token_id: int, sequence: Sequence) -> None:
-        """Others in the batch have nothing to do with a callback that raises: its own sequence ends."""
+        """Others in the batch have nothing to do with a callback that raises: its own sequence ends.
+
+        On the main thread an interrupt or an exit is not the callback's alone.
+        """
         try:
             callback(token_id, sequence.original_index, self._context.generation_round, sequence.finished)
-        except Exception as error:
+        except BaseException as error:
+            if ends_the_program(error):
+                raise
             what = f"on_token_generated raised {type(error).__name__}: {error}; correct it, or leave it out."
             sequence.fail(Refusal(RefusalCode.BAD_REQUEST, one_sentence(what)))
 
@@ -231,20 +246,26 @@ class GenerationSession:
 
         :raises RequestError: the request cannot be served as it is; nothing changed.
         """
+        check_kinds({"request": request}, LLMGenerationRequest)
+        check_kinds({"original_index": original_index}, INDEX)
+        check_kinds({"request_id": request_id}, REQUEST_ID)
         self._check_primed()
         if len(request.requests) != 1:
             raise RequestError(f"{len(request.requests)} sequences arrive at once; want one.")
-        seed = self._admission.make_checked_seed(request, 0, original_index, queued)
-        return self._admit(seed, request_id)
+        with self._generation.driving:
+            seed = self._admission.make_checked_seed(request, 0, original_index, queued)
+            return self._admit(seed, request_id)
 
     def admit_sequence(self, seed: SlotSeed) -> AdmitDecision:
         """Give a prepared sequence a row; its request id is its original index + 1.
 
         :raises RequestError: the sequence cannot be served as it is; nothing changed.
         """
+        check_kinds({"seed": seed}, SlotSeed)
         self._check_primed()
-        self._admission.check_seed(seed)
-        return self._admit(seed, seed.original_index + 1)
+        with self._generation.driving:
+            self._admission.check_seed(seed)
+            return self._admit(seed, seed.original_index + 1)
 
     def _admit(self, seed: SlotSeed, request_id: int) -> AdmitDecision:
         context = self._context
@@ -277,11 +298,13 @@ class GenerationSession:
 
     def take_completed_at_or_above(self, first_index: int) -> dict[int, BatchResult]:
         """Move out the results whose original index is at least ``first_index``."""
+        check_kinds({"first_index": first_index}, WHOLE_NUMBER)
         completed = self._context.completed
         return {index: completed.pop(index) for index in sorted(completed) if index >= first_index}
 
     def materialize_result(self, result: BatchResult, stop_strings: Items[str] = ()) -> LLMGenerationResponse:
         """A response of one element; ``stop_strings`` matter only where no text was read while it ran."""
+        check_kinds({"result": result}, BatchResult)
         response = LLMGenerationResponse()
         append_result(response, result, self._admission.tokenizer, stop_strings)
         return response

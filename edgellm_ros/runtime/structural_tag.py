@@ -35,7 +35,9 @@ def structural_tag_grammar(
     else:
         lines = [f"start: ({names})* free", "free: FREE_TEXT", "FREE_TEXT: /(.|\\n)*/"]
     for place, part in enumerate(parts):
-        schema = {**part.schema, "x-guidance": {"whitespace_pattern": blanks, **part.schema.get("x-guidance", {})}}
+        own = part.schema.get("x-guidance")
+        options = {"whitespace_pattern": blanks, **(own if isinstance(own, Mapping) else {})}
+        schema = {**part.schema, "x-guidance": options}
         body = f"%json {json.dumps(schema)} {_literal(part.end, control_id)}"
         if only_parts:
             lines.append(f"part_{place}: {_literal(part.begin, control_id)} {body}")

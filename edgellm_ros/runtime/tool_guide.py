@@ -72,6 +72,13 @@ def with_tool_choice(request: LLMGenerationRequest, form: ToolFormat | None) -> 
 
 
 def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of the arguments, which are an object and have no other members than those that are described."""
+    """The schema of the arguments, which are an object and have no other members than those that are described.
+
+    :raises RequestError: they are something else, which no call could hold.
+    """
     schema = {"type": "object", **(function.get("parameters") or {})}
+    if schema["type"] != "object":
+        raise RequestError(
+            f"the parameters of {shown(function['name'])} are of the type {shown(schema['type'])}; want object."
+        )
     return {"additionalProperties": False, **schema} if "properties" in schema else schema

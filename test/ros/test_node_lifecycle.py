@@ -13,8 +13,9 @@ from lifecycle_msgs.msg import Transition
 from node_bench import NodeBench
 
 from edgellm_ros.backends.fake import FakeScript, write_fake_engine_directory
+from edgellm_ros.backends.host_memory import resident_memory
 from edgellm_ros.errors import EngineDirectoryError
-from edgellm_ros.ros.diagnostics import resident_memory
+from edgellm_ros.ros import memory
 from edgellm_ros.ros.engine_host import EngineHost
 
 CONFIGURE, CLEANUP = Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_CLEANUP
@@ -193,9 +194,7 @@ def test_an_engine_directory_that_is_not_right_fails_in_one_sentence(
 
 
 def test_an_engine_that_would_take_the_robots_memory_is_not_loaded(bench: NodeBench, monkeypatch) -> None:
-    from edgellm_ros.ros import engine_host
-
-    monkeypatch.setattr(engine_host, "available_memory", lambda: 10 * 2**20)
+    monkeypatch.setattr(memory, "available_memory", lambda: 10 * 2**20)
     bench.set(engine__memory_reserve_mb=10)
     assert not bench.change(CONFIGURE)
     assert "engine.memory_reserve_mb keeps 10 MB" in bench.node.state.failure
@@ -219,12 +218,12 @@ def test_cycles_leave_nothing_behind(bench: NodeBench, cycles: int) -> None:
 
     for _ in range(3):
         cycle()
-    before, memory = held(), resident_memory()
+    before, taken = held(), resident_memory()
     for _ in range(cycles):
         cycle()
     # threads that were told to stop may need a moment
     bench.wait(lambda: all(now <= then for now, then in zip(held(), before, strict=True)), f"{before} are left")
-    grown = (resident_memory() or 0) - (memory or 0)
+    grown = (resident_memory() or 0) - (taken or 0)
     assert grown < 4 * 2**20 + cycles * 10_000, f"{grown} bytes more after {cycles} cycles"
     bring_to(bench, "active")
     assert bench.answer("hello")[0] == "hello"

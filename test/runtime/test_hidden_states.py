@@ -11,7 +11,14 @@ from edgellm_ros.builder.build import build_engine
 from edgellm_ros.errors import CheckpointError, MisuseError
 from edgellm_ros.runtime.hidden_states import StaleViewError
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
-from edgellm_ros.runtime.request import LLMGenerationRequest, LLMGenerationResponse, Request, SamplingParameters
+from edgellm_ros.runtime.request import (
+    FinishReason,
+    LLMGenerationRequest,
+    LLMGenerationResponse,
+    Request,
+    SamplingParameters,
+)
+from edgellm_ros.runtime.streaming import StreamChannel
 
 PROMPTS = [[5, 9, 17, 200, 31, 8, 90, 121, 44], [7, 3], [250, 11, 11, 60, 5]]
 FAMILIES = ("llama", "gemma3", "qwen3")  # norms before, four norms and scaled embeddings, normalised heads
@@ -81,6 +88,22 @@ def test_a_view_never_shows_another_request(opened):
         kept.numpy()
     assert rank.get_base_model_hidden_states(2) is None
     assert rank.get_base_model_prefill_length() == 0 and rank.get_base_model_input_token_ids() == []
+
+
+def test_a_prompt_that_did_not_run_to_its_end_has_no_states(opened, monkeypatch):
+    """Zeros in their place would look like padding."""
+    runtime, _ = opened
+    channel, run = StreamChannel(), runtime.rank.executor.prefill
+
+    def cancelling(*arguments, **options):
+        channel.cancel()
+        return run(*arguments, **options)
+
+    monkeypatch.setattr(runtime.rank.executor, "prefill", cancelling)
+    asked = prompts(0)
+    asked.stream_channels = [channel]
+    assert ask(runtime, asked).finish_reasons == [FinishReason.CANCELLED]
+    assert runtime.rank.get_base_model_hidden_states(2) is None
 
 
 @pytest.mark.parametrize("layer", [0, 1, 5])

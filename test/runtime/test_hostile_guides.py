@@ -10,7 +10,7 @@ import pytest
 from runtime_helpers import answer, fake_runtime, item, request
 
 from edgellm_ros.errors import RefusalCode, RequestError
-from edgellm_ros.runtime import guide_grammar
+from edgellm_ros.runtime import guide_grammar, guided
 from edgellm_ros.runtime.guide_grammar import Guide, GuideKind, check_guide
 from edgellm_ros.runtime.guide_thread import compile_apart
 from edgellm_ros.runtime.request import FinishReason, LLMGenerationResponse
@@ -147,3 +147,35 @@ def test_work_apart_is_waited_for_no_longer_than_said():
     assert compile_apart(lambda: 5) == 5
     with pytest.raises(KeyError):
         compile_apart(lambda: {}["missing"])
+
+
+def test_a_guide_that_takes_long_keeps_no_other_waiting(runtime, monkeypatch):
+    """Least of all the thread of a batch, which looks up the guide of everybody who joins."""
+    runtime.rank.admission.check(runtime.prepare(request(item("hi", guided_decoding=Guide.choice("a")))))
+    begun, go_on = threading.Event(), threading.Event()
+    slow, compiled = Guide.choice("slow"), guided.compiled
+
+    def compiling(guide, work):
+        if guide is slow:
+            begun.set()
+            assert go_on.wait(60)
+        return compiled(guide, work)
+
+    monkeypatch.setattr(guided, "compiled", compiling)
+    asked = runtime.prepare(request(item("hi", guided_decoding=slow)))
+    checking = threading.Thread(target=runtime.rank.admission.check, args=(asked,))
+    checking.start()
+    try:
+        assert begun.wait(60)
+        answered: list[str] = []
+        other = threading.Thread(
+            target=lambda: answered.extend(
+                answer(runtime, request(item("hi", guided_decoding=Guide.choice("b")))).output_texts
+            )
+        )
+        other.start()
+        other.join(20)
+        assert answered == ["b"]
+    finally:
+        go_on.set()
+        checking.join(60)

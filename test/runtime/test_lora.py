@@ -23,6 +23,8 @@ from edgellm_ros.builder.build import build_engine
 from edgellm_ros.cli.main import main
 from edgellm_ros.engine_format import open_engine_directory
 from edgellm_ros.errors import CheckpointError, EdgeLLMError, MisuseError, RefusalCode, RequestError
+from edgellm_ros.runtime.adapter_tensors import AdapterTensors
+from edgellm_ros.runtime.boundary import AdmitDecision, SlotSeed
 from edgellm_ros.runtime.context_cache import ContextCacheConfig
 from edgellm_ros.runtime.executor import ModelExecutor
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
@@ -126,9 +128,9 @@ def asked(*names: str, prompt=ROWS[0], **fields) -> LLMGenerationRequest:
     )
 
 
-def ids(runtime, request) -> list[list[int]]:
+def ids(runtime, request, **options) -> list[list[int]]:
     response = LLMGenerationResponse()
-    assert runtime.handle_request(request, response), runtime.last_refusal
+    assert runtime.handle_request(request, response, **options), runtime.last_refusal
     return response.output_ids
 
 
@@ -200,17 +202,24 @@ def test_nobody_overtakes_the_first_that_waits_for_a_place(runtime):
     assert starts == sorted(starts)
 
 
-@pytest.mark.parametrize("place", ["Sequence.start", "Sequence.attach"])
+@pytest.mark.parametrize("place", ["sequence.Sequence.start", "sequence.Sequence.attach", "place of a row"])
 @pytest.mark.parametrize("fault", [ArithmeticError, RequestError])
 def test_an_admission_that_fails_holds_no_adapter(runtime, monkeypatch, place, fault):
     def broken(*arguments):
         raise fault("injected")
 
+    def no_place(tensors, row, slot):
+        if slot:
+            raise fault("injected")
+
     def hook(boundary):
         if runtime.rank.adapters._slots.users("b") or boundary.resident_count() != 1:
             return
         with monkeypatch.context() as patch:
-            patch.setattr(f"edgellm_ros.runtime.sequence.{place}", broken)
+            if place == "place of a row":
+                patch.setattr(AdapterTensors, "set_row", no_place)
+            else:
+                patch.setattr(f"edgellm_ros.runtime.{place}", broken)
             with pytest.raises(fault):
                 boundary.admit_request(runtime.prepare(asked("b")), 5, 50)
         assert runtime.rank.adapters._slots.users("b") == 0
@@ -265,6 +274,30 @@ def test_prefixes_are_not_reused_across_adapters(folder, folders, context_cache)
             assert ids(runtime, asked(name)) == [expected(folder, name)]
         runtime.rank.load_lora_weights("a", folders["c"])
         assert ids(runtime, asked("a")) == [expected(folder, "c")]
+
+
+def test_a_seed_made_by_hand_reuses_the_prefixes_of_its_own_adapter(folder, folders):
+    """Its cache policy says nothing of an adapter, and must not have to."""
+    with LLMInferenceRuntime(
+        engine(folder), backend=CPUBackend(1), lora_weights=folders, context_cache=ContextCacheConfig()
+    ) as runtime:
+        taken = {}
+
+        def hook(boundary):
+            taken.update(boundary.take_completed_at_or_above(1))
+            for place, name in enumerate(("a", "", "b", "a", ""), 1):
+                if place not in asked_for and boundary.resident_count() == 1:
+                    asked_for.add(place)
+                    greedily = SamplingParameters(temperature=0)
+                    seed = SlotSeed(tuple(ROWS[0]), place, greedily, 0, STEPS, name, ignore_eos=True)
+                    assert boundary.admit_sequence(seed) is AdmitDecision.ADMITTED
+                    return
+
+        asked_for: set[int] = set()
+        ids(runtime, asked("", max_generate_length=60), boundary_hook=hook)
+        names = ("a", "", "b", "a", "")
+        assert [taken[place].output_ids for place in range(1, 6)] == [expected(folder, name) for name in names]
+        assert runtime.rank.get_context_cache_metrics().hit_sequences
 
 
 def test_a_sequence_that_fails_gives_its_place_back(runtime):

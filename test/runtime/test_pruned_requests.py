@@ -138,9 +138,11 @@ def test_the_real_choice_meets_the_quota_of_every_image_and_repeats(open_family,
         assert report.outcome is PruningOutcome.APPLIED
         assert report.after >= sum(quota(stop - start, 0.5) for start, stop in spans)
         assert report.after < report.before
-    assert runtime.rank.get_multimodal_metrics().pruned_image_tokens == 2 * sum(
-        report.before - report.after for report in first.pruning
-    )
+    pruned = 2 * sum(report.before - report.after for report in first.pruning)
+    assert runtime.rank.get_multimodal_metrics().pruned_image_tokens == pruned
+    metrics = runtime.rank.get_prefill_metrics()
+    assert metrics.pruned_tokens == pruned
+    assert metrics.computed_tokens + metrics.reused_tokens + pruned == 2 * sum(first.input_token_counts)
 
 
 def test_the_choice_sees_the_images_in_their_places(open_family, monkeypatch):

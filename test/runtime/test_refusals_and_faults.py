@@ -8,7 +8,7 @@ from runtime_helpers import answer, check_stream, drain, fake_runtime, item, out
 from tokenizers_for_tests import CHATML_TOKENS, byte_level
 
 from edgellm_ros.backends.fake import FakeScript, Fault
-from edgellm_ros.errors import EdgeLLMError, InputTooLongError, MisuseError, RefusalCode, RequestError
+from edgellm_ros.errors import BackendError, EdgeLLMError, InputTooLongError, MisuseError, RefusalCode, RequestError
 from edgellm_ros.runtime.boundary import SlotSeed
 from edgellm_ros.runtime.rank_runtime import LLMRankRuntime
 from edgellm_ros.runtime.request import (
@@ -462,4 +462,22 @@ def test_a_fault_anywhere_in_admit_leaves_the_batch_as_it_was(runtime, monkeypat
     assert response.output_texts[0] == "Hello there"
     chunks = drain(channel)
     assert [chunk.finished for chunk in chunks].count(True) == int(channel.attached)
+    assert answer(runtime, request("hi")).output_texts == ["Hello there"]
+
+
+def test_a_sequence_counts_once_where_the_hole_that_it_leaves_cannot_be_closed(runtime, monkeypatch):
+    metrics = runtime.rank.get_generation_metrics()
+    before = metrics.total_runs
+
+    def broken(*arguments):
+        raise BackendError("the copy failed.")
+
+    monkeypatch.setattr(runtime.rank.executor, "move_row", broken)
+    channels = [StreamChannel(), StreamChannel()]
+    items = [item("a", max_generate_length=3), item("b")]
+    with pytest.raises(BackendError, match="the copy failed"):
+        runtime.handle_request(request(*items, channels=channels), LLMGenerationResponse())
+    assert metrics.total_runs == before + 2
+    assert [[chunk.finished for chunk in drain(channel)].count(True) for channel in channels] == [1, 1]
+    monkeypatch.undo()
     assert answer(runtime, request("hi")).output_texts == ["Hello there"]

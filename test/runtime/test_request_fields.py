@@ -20,12 +20,29 @@ from edgellm_ros.runtime.request import (
 )
 from edgellm_ros.runtime.scheduler import RequestEngine, RequestEngineConfig
 
+
+class Unspeakable:
+    """Has nothing to say for itself."""
+
+    def __repr__(self) -> str:
+        raise ZeroDivisionError
+
+
+def nested(levels: int, times: int) -> list:
+    """A list in a list, each ``times`` on its level."""
+    value: list = []
+    for _ in range(levels):
+        value = [value] * times
+    return value
+
+
 ANYTHING = {
     "None": None, "a number": 5, "below zero": -1, "a huge number": 10**400, "a fraction": 1.5, "nan": float("nan"),
     "true": True, "text": "x", "half a character": "\ud800", "long text": "x" * 300_000, "bytes": b"x", "numbers": [1],
     "texts": ["x"], "nothings": [None], "lists": [[1]], "lists of text": [["x"]], "lists of nothing": [[None]],
     "fractions": [[1.5]], "named": {"a": 1}, "numbered": {1: "x"}, "nan by number": {1: float("nan")}, "empty": (),
     "an object": object(), "an array": np.array([[1], [2]]), "arrays": [np.array([1, 2])], "a set": {"x"},
+    "unspeakable": Unspeakable(), "deep": nested(100_000, 1), "doubled": nested(60, 2), "by name": {"a": nested(60, 2)},
 }  # fmt: skip
 CALL = {"name": "f", "arguments": "{}"}
 MAKERS = {
