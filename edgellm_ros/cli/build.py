@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="CHECKPOINT is a config.json: build an engine of its shape with random weights and a byte tokenizer",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random weights (default: %(default)s)")
+    parser.add_argument("--seed", type=int, metavar="N", help="of the random weights (default: 0)")
     parser.add_argument(
         "--policy-settings",
         type=Path,
@@ -170,11 +170,22 @@ def _adapter_limits(arguments: argparse.Namespace) -> AdapterLimits | None:
     return AdapterLimits(arguments.lora_rank, 4 if slots is None else slots, names)
 
 
+def _random_seed(arguments: argparse.Namespace) -> int | None:
+    """None where the weights are not random."""
+    if not arguments.random_weights:
+        if arguments.seed is not None:
+            raise CheckpointError("--seed is given without --random-weights; add it.")
+        return None
+    return 0 if arguments.seed is None else int(arguments.seed)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Build; 0 when the directory stands."""
-    limits = _limits(arguments)
+    limits, seed = _limits(arguments), _random_seed(arguments)
     if arguments.plan:
         check_lowering(arguments.lowering)
+    if not arguments.output:
+        raise CheckpointError("OUT is empty; name the engine directory to write.")
     line = ProgressLine()
     start = time.monotonic()
     skipped = False
@@ -195,7 +206,7 @@ def run(arguments: argparse.Namespace) -> int:
         "hidden_states": arguments.hidden_states,
         "weightless": arguments.weightless,
         "lora": _adapter_limits(arguments),
-        "random_seed": arguments.seed if arguments.random_weights else None,
+        "random_seed": seed,
         "policy_settings": arguments.policy_settings,
         "policy_contract": arguments.policy_contract,
     }
