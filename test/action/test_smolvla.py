@@ -249,10 +249,20 @@ def test_a_state_that_says_nothing_is_refused(runtime, state, sentence):
 
 
 @pytest.mark.parametrize(
-    "picture", [np.zeros((8, 8), np.uint8), np.zeros((8, 8, 4), np.uint8), np.zeros((8, 8, 3), np.float32), None]
+    "picture",
+    [
+        np.zeros((8, 8), np.uint8),
+        np.zeros((8, 8, 4), np.uint8),
+        np.zeros((8, 8, 3), np.float32),
+        None,
+        np.zeros((0, 8, 3), np.uint8),
+        np.zeros((1, 201, 3), np.uint8),
+        np.broadcast_to(np.uint8(0), (1 << 40, 1, 3)),
+    ],
+    ids=lambda picture: str(getattr(picture, "shape", picture)),
 )
 def test_a_picture_of_another_kind_is_refused(runtime, picture):
-    with pytest.raises(ObservationError, match="picture of camera 'top' is"):
+    with pytest.raises(ObservationError, match=r"picture of camera 'top' (is|has)"):
         runtime.compute(Observation({"top": picture, "wrist": picture, "side": picture}, np.zeros(5)), "touch")
 
 
