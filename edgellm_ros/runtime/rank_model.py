@@ -91,6 +91,7 @@ class RankModel:
         except BaseException:
             self._engine.close()
             raise
+        self.admission.vision_metrics = vision.metrics
         self.executor.media.encode = self.admission.stage_times.timed("vision_encoder", vision.encode)
         bos = special_token_names(self.tokenizer.configuration).get("bos_token", "")
         start = bos if directory.tower.blocks == "prompt" else ""
