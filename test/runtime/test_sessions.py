@@ -322,6 +322,7 @@ def test_ignore_eos_and_bias_and_seed_order(seeded, scripted):
     by_batch = answer(seeded, request(item("x", sampling=DRAWN), sampling_seed=5))
     default = answer(seeded, request(item("x", sampling=DRAWN)))
     assert by_item.output_ids == by_batch.output_ids != default.output_ids
+    assert answer(seeded, request(item("x", sampling=DRAWN))).output_ids == default.output_ids
 
 
 def test_times_are_in_order(scripted):
