@@ -5,12 +5,16 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 import pytest
 from runtime_audit import audit
+from runtime_helpers import edgellm_threads
+from scheduler_bench import Bench
 
+from edgellm_ros.backends.fake import FakeScript
 from edgellm_ros.runtime.rank_model import RankModel
 from edgellm_ros.runtime.streaming import StreamChannel
 
@@ -50,3 +54,18 @@ def _nothing_is_left_over() -> Iterator[None]:
         waiting = [channel for channel in list(_channels) if not channel.finished]
     _channels.clear()
     assert not waiting, f"{len(waiting)} channels never got their last chunk"
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
+    before = edgellm_threads()
+    made: list[Bench] = []
+
+    def make(script: FakeScript | None = None, limits: dict[str, int] | None = None, **config: Any) -> Bench:
+        made.append(Bench(tmp_path / f"engine{len(made)}", script, limits, **config))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.__exit__()
+    assert edgellm_threads() <= before
