@@ -11,11 +11,13 @@ from weakref import WeakSet
 
 import pytest
 from runtime_audit import audit
-from runtime_helpers import edgellm_threads
+from runtime_helpers import SOME, STR_1, answer, edgellm_threads, fake_runtime, outcome, request
 from scheduler_bench import Bench
 
-from edgellm_ros.backends.fake import FakeScript
+from edgellm_ros.backends.fake import FakeMode, FakeScript
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.rank_model import RankModel
+from edgellm_ros.runtime.request import FinishReason
 from edgellm_ros.runtime.streaming import StreamChannel
 
 _runtimes: WeakSet[Any] = WeakSet()
@@ -69,3 +71,22 @@ def bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
     for one in made:
         one.__exit__()
     assert edgellm_threads() <= before
+
+
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLMInferenceRuntime]:
+    with fake_runtime(tmp_path_factory.mktemp("seeded") / "engine", FakeScript(mode=FakeMode.SEEDED)) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLMInferenceRuntime]:
+    script = FakeScript(answers=[STR_1])
+    with fake_runtime(tmp_path_factory.mktemp("scripted") / "engine", script, prefill_chunk=8) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+def alone(seeded: LLMInferenceRuntime) -> list[tuple[list[int], str, FinishReason]]:
+    """Every one of SOME by itself."""
+    return [outcome(answer(seeded, request(entry))) for entry in SOME]

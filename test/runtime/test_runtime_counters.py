@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from runtime_helpers import answer, fake_runtime, item, request
+from runtime_helpers import answer, item, request
 
-from edgellm_ros.backends.fake import FakeMode, FakeScript
 from edgellm_ros.runtime.request import LLMGenerationResponse
 from edgellm_ros.runtime.session import GenerationSession
 
 FOUR = [item(f"number {index}", max_generate_length=12, ignore_eos=True) for index in range(4)]
-
-
-@pytest.fixture(scope="module")
-def seeded(tmp_path_factory):
-    with fake_runtime(tmp_path_factory.mktemp("seeded") / "engine", FakeScript(mode=FakeMode.SEEDED)) as runtime:
-        yield runtime
-
-
-@pytest.fixture(scope="module")
-def scripted(tmp_path_factory):
-    script = FakeScript(answers=["what a runtime says"])
-    with fake_runtime(tmp_path_factory.mktemp("scripted") / "engine", script, prefill_chunk=8) as runtime:
-        yield runtime
 
 
 def test_times_are_in_order(scripted):

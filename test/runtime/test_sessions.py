@@ -3,42 +3,26 @@ from __future__ import annotations
 import random
 
 import pytest
-from runtime_helpers import answer, check_stream, drain, fake_runtime, item, outcome, request, stepped
+from runtime_helpers import (
+    DRAWN,
+    SOME,
+    STR_1,
+    answer,
+    check_stream,
+    drain,
+    fake_runtime,
+    item,
+    outcome,
+    request,
+    stepped,
+)
 
 from edgellm_ros.backends.fake import FakeMode, FakeScript
 from edgellm_ros.errors import MisuseError, RefusalCode, RequestError
 from edgellm_ros.runtime.boundary import AdmitDecision, SlotSeed
-from edgellm_ros.runtime.request import FinishReason, LLMGenerationResponse, SamplingParameters
+from edgellm_ros.runtime.request import FinishReason, LLMGenerationResponse
 from edgellm_ros.runtime.session import GenerationSession
 from edgellm_ros.runtime.streaming import StreamChannel
-
-STR_1 = "é e\u0301x ďábelské A 世ab 삼겹살 👩‍👩‍👧 🏳️‍🌈 🇪🇸"
-DRAWN = SamplingParameters(temperature=1.3, top_k=40, top_p=0.95)
-SOME = [
-    item("first", sampling=DRAWN, sampling_seed=11, max_generate_length=12),
-    item("second one", sampling=DRAWN, sampling_seed=12, max_generate_length=40, stop_strings=("e", "th")),
-    item("third, longer than the others", max_generate_length=25),
-    item("fourth", sampling=DRAWN, sampling_seed=13, max_generate_length=60),
-]
-
-
-@pytest.fixture(scope="module")
-def seeded(tmp_path_factory):
-    with fake_runtime(tmp_path_factory.mktemp("seeded") / "engine", FakeScript(mode=FakeMode.SEEDED)) as runtime:
-        yield runtime
-
-
-@pytest.fixture(scope="module")
-def scripted(tmp_path_factory):
-    script = FakeScript(answers=[STR_1])
-    with fake_runtime(tmp_path_factory.mktemp("scripted") / "engine", script, prefill_chunk=8) as runtime:
-        yield runtime
-
-
-@pytest.fixture(scope="module")
-def alone(seeded):
-    """Every one of SOME by itself."""
-    return [outcome(answer(seeded, request(entry))) for entry in SOME]
 
 
 def test_a_batch_gives_what_each_sequence_gives_alone(seeded, alone):
