@@ -111,6 +111,7 @@ def test_shares_of_the_pivots_are_those_of_the_worked_example():
 
 
 @pytest.mark.parametrize(("count", "ratio", "wanted"), [
+    (5, 1 - 1e-12, 1),
     (256, 0.25, 192), (10, 0.7, 3), (10, 0.75, 3), (1, 0.99, 1), (3, 0.99, 1), (100, 0.999, 1), (5, 0.01, 5),
 ])  # fmt: skip
 def test_quota_rounds_up_what_stays_and_leaves_at_least_one(count, ratio, wanted):
