@@ -98,6 +98,18 @@ def test_duplicates_of_a_pivot_go_first():
     assert keep.tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
 
 
+def test_pivots_of_the_text_are_rows_of_the_text_however_large_those_of_an_image_are():
+    rows = np.array([[1, 0], [0, 9], [1, 0], [0, 1]], np.float32)
+    assert select_tokens(rows, [TokenSpan(1, 4, 2)], 1, 0).tolist() == [0, 1, 3]
+
+
+def test_only_rows_near_nothing_count_as_less_like_a_pivot_than_their_direction_says():
+    """The product of two norms counts as 1e-8 at least: 0.35, 0.4 where the direction says 1, then 1 and 0.6."""
+    rows = np.array([[1, 0], [0.35, 0.936], [4e-9, 0], [0.05, 0], [0.6, 0.8]], np.float32)
+    assert select_tokens(rows, [TokenSpan(1, 5, 3)], 1, 0).tolist() == [0, 1, 2, 4]
+    assert select_tokens(rows, [TokenSpan(1, 5, 2)], 1, 0).tolist() == [0, 1, 2]
+
+
 def test_shares_of_the_pivots_are_those_of_the_worked_example():
     """256 tokens at a quarter: 192 stay, 4 of them pivots; 188 over 8 pivots are 24 four times, then 23."""
     left, shares = 188, []
