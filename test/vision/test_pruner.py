@@ -110,6 +110,19 @@ def test_only_rows_near_nothing_count_as_less_like_a_pivot_than_their_direction_
     assert select_tokens(rows, [TokenSpan(1, 5, 2)], 1, 0).tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("broken", [(2, 3), (1, 2, 3, 4, 5), (0,)], ids=str)
+@pytest.mark.parametrize("pivots", [(0, 4), (0, 1), (1, 1), (1, 0)], ids=str)
+def test_rows_that_are_not_finite_are_taken_last_and_quotas_are_met(value, broken, pivots):
+    rows = np.eye(6, dtype=np.float32)
+    rows[list(broken)] = value
+    with np.errstate(all="ignore"):
+        keep = {quota: select_tokens(rows, [TokenSpan(1, 6, quota)], *pivots).tolist() for quota in (3, 4, 5)}
+    assert all(found[0] == 0 and len(found) == 1 + quota for quota, found in keep.items())
+    if np.isnan(value) and broken == (2, 3):
+        assert keep[3] == [0, 1, 4, 5]
+
+
 def test_shares_of_the_pivots_are_those_of_the_worked_example():
     """256 tokens at a quarter: 192 stay, 4 of them pivots; 188 over 8 pivots are 24 four times, then 23."""
     left, shares = 188, []
