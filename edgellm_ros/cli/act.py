@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..backends.registry import NAMES as BACKENDS
 from ..errors import ObservationError, RequestError
 
 if TYPE_CHECKING:
@@ -31,9 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--noise", metavar="X0.npy", help="starting noise [horizon, padded] instead of a seed's")
     parser.add_argument("--noise-seed", type=int, metavar="N", help="seed of the starting noise (default: 5)")
     parser.add_argument("--steps", type=int, default=0, metavar="N", help="denoise steps (default: the policy's own)")
-    parser.add_argument("--temperature", type=float, help="of what a policy says first (default: the policy's own)")
-    parser.add_argument("--backend", default="auto", help="auto, onnxruntime, ... (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=0, help="of the engines (default: all physical cores)")
+    parser.add_argument(
+        "--temperature", type=float, metavar="T", help="of what a policy says first (default: the policy's own)"
+    )
+    parser.add_argument(
+        "--backend", default="auto", metavar="NAME", help=f"{', '.join(BACKENDS)} (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=0, metavar="N", help="of the engines (default: all physical cores)"
+    )
     parser.add_argument("--json", action="store_true", help="print the chunk as JSON")
 
 

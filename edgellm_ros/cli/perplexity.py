@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from ..backends.registry import NAMES as BACKENDS
 from ..errors import RequestError
 from ..json_values import read_text
 from ..runtime.perplexity import WINDOW, measure_perplexity
@@ -18,10 +19,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("engine_dir", metavar="ENGINE_DIR", help="engine directory")
     parser.add_argument("text", metavar="TEXT", help="text file, UTF-8")
     parser.add_argument(
-        "--window", type=int, default=WINDOW, metavar="N", help="most tokens that one is predicted from (%(default)s)"
+        "--window",
+        type=int,
+        default=WINDOW,
+        metavar="N",
+        help="most tokens that one is predicted from (default: %(default)s)",
     )
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="of the engine; 0: all physical cores")
-    parser.add_argument("--backend", default="auto", help="as for 'edgellm generate' (%(default)s)")
+    parser.add_argument(
+        "--threads", type=int, default=0, metavar="N", help="of the engine (default: all physical cores)"
+    )
+    parser.add_argument(
+        "--backend", default="auto", metavar="NAME", help=f"{', '.join(BACKENDS)} (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
