@@ -15,7 +15,10 @@ import edgellm_ros
 PACKAGE = Path(edgellm_ros.__file__).parent
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 PARTS = ("backends", "runtime", "vision", "action", "builder", "ros", "cli", "tabletop")
-SHARED = {"file_sample", "adapter_format", "engine_format", "json_values", "errors", "resources", "__version__"}
+SHARED = {
+    "adapter_format", "engine_format", "errors", "file_sample", "json_values", "resources", "tokenizer_failures",
+    "__version__",
+}  # fmt: skip
 RUN_TIME = {"runtime", "vision", "action", "backends"}
 MAY_IMPORT = {
     "backends": {"backends"},
