@@ -159,6 +159,8 @@ class Demo:
         :raises EdgeLLMError: a process ended, or says nothing.
         """
         say(f"Type {HELP}. Ctrl-C stops the arm.")
+        if hasattr(sys.stdin, "reconfigure"):
+            sys.stdin.reconfigure(errors="replace")  # bytes that are no text are no reason to stop
         while (line := read_line(lambda: self._session.ended)) is not None:
             word, _, rest = line.partition(" ")
             try:
