@@ -12,6 +12,7 @@ from rcl_interfaces.msg import Parameter
 from rcl_interfaces.srv import SetParametersAtomically
 from rclpy.parameter import Parameter as ClientParameter
 from rclpy.qos import qos_profile_sensor_data
+from rclpy.serialization import serialize_message
 from sensor_msgs.msg import Image, JointState
 from std_msgs.msg import Float64MultiArray
 from std_srvs.srv import Trigger
@@ -175,9 +176,12 @@ def _nanoseconds(time: Any) -> int:
 def _message(name: str, value: Any) -> Parameter:
     """:raises RequestError: no parameter can have such a value."""
     try:
-        return ClientParameter(name, value=value).to_parameter_msg()
-    except (TypeError, ValueError, AssertionError, OverflowError):  # whatever rclpy and its messages find
+        message = ClientParameter(name, value=value).to_parameter_msg()
+        serialize_message(message)  # which finds numbers and texts that no message can carry
+        return message
+    except (TypeError, ValueError, AssertionError, OverflowError, SystemError):
         raise RequestError(
-            f"{shown(name)} is set to {shown(value)}; want a truth value, a number, a text, or a list of one of these.",
+            f"{shown(name)} is set to {shown(value)}; want true or false, a number, a text, or a list of one kind of "
+            "these.",
             RefusalCode.BAD_PARAMETER,
         ) from None
