@@ -140,13 +140,18 @@ def _request_values(facts: DiagnosticFacts) -> dict[str, object]:
 
 def _camera(facts: DiagnosticFacts, camera: CameraFacts) -> tuple[Level, str]:
     level, sentence = _topic(facts, camera.topic, f"{camera.publishers} publishers")
+    if level is Level.OK and camera.others and not camera.publishers:
+        return Level.WARN, (
+            f"What is published on {camera.topic} is {' and '.join(camera.others)}, not of the type that the transport "
+            f"{camera.transport} takes; change images.transport, or remap the topic."
+        )
     if level is Level.OK and camera.age is None:
         return Level.WARN, f"No image has come from {camera.name} yet; {sentence} on {camera.topic}."
     return level, sentence
 
 
 def _topic(facts: DiagnosticFacts, topic: str, message: str) -> tuple[Level, str]:
-    problem = next((text for name, text in facts.qos_problems.items() if name.startswith(topic)), "")
+    problem = facts.qos_problems.get(topic, "")
     return (Level.WARN, problem) if problem else (Level.OK, message)
 
 

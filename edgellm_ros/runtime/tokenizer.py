@@ -139,10 +139,12 @@ class Tokenizer:
         enable_thinking: bool = False,
         special_tokens: SpecialTokenPolicy = SpecialTokenPolicy.LITERAL,
         tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
         committed_turn: Mapping[str, str] | None = None,
     ) -> EncodedPrompt:
         """Render and encode. Without a template the contents are joined as they are and encoded as a fresh text.
 
+        ``options`` are further values for the template, texts in them as literal as those of the messages;
         ``committed_turn`` is one more turn, given to the template as it is.
 
         :raises RequestError: blank last message, control tokens where they are to be rejected, no chat template
@@ -178,6 +180,10 @@ class Tokenizer:
                 tools=template_tools(tools, mark),
                 add_generation_prompt=add_generation_prompt,
                 enable_thinking=enable_thinking,
+                **{
+                    name: mark(value, False) if isinstance(value, str) else value
+                    for name, value in (options or {}).items()
+                },
             )
             rendered = valid_text(rendered)
         count = len(nonce.originals)
