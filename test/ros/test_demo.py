@@ -86,8 +86,8 @@ def test_a_question_of_bytes_that_are_no_text_is_answered_all_the_same(demo):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--speed", "0"], "real_time_factor is '0.0'; want a number from 0.05 to 50"),
-        (["--seed", "-1"], "seed is '-1'; want a whole number from 0"),
+        (["--speed", "0"], "--speed is 0.0; want 0.05 to 50"),
+        (["--seed", "-1"], "--seed is -1; want 0 to 2147483647"),
         (["--set", "action.noise_seed"], "sets no parameter; want NAME=VALUE"),
         (["--domain", "500"], "want 0 to 101"),
     ],
