@@ -43,6 +43,7 @@ class DiagnosticFacts:
     cameras: Sequence[CameraFacts] = ()
     profile_warning: str = ""
     policy: Mapping[str, object] = field(default_factory=dict)
+    without_effect: Sequence[str] = ()  # parameters of actions that were set where nothing acts
 
 
 def diagnostic_statuses(facts: DiagnosticFacts) -> list[DiagnosticStatus]:
@@ -84,6 +85,10 @@ def diagnostic_statuses(facts: DiagnosticFacts) -> list[DiagnosticStatus]:
     if facts.policy:
         word = "The robot follows a plan." if facts.policy.get("moving") else "The robot holds."
         statuses.append(status("policy", (Level.OK, word), facts.policy))
+    if facts.without_effect:
+        names = ", ".join(facts.without_effect)
+        sentence = f"The engine holds no policy, so these parameters have no effect: {names}."
+        statuses.append(status("policy", (Level.WARN, sentence), {"without_effect": names}))
     return statuses
 
 
