@@ -13,6 +13,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from ..errors import RequestError
+from ..json_values import shown
 
 _LOOK = 0.2  # s between looks at whether it still makes sense to wait
 
@@ -20,6 +21,9 @@ _LOOK = 0.2  # s between looks at whether it still makes sense to wait
 def read_line(ended: Callable[[], bool]) -> str | None:
     """The next line behind a prompt; None at the end of the input, or once ``ended`` says so at a terminal."""
     print("> ", end="", flush=True)
+    if sys.stdin is None:  # it was closed before the start
+        print(flush=True)
+        return None
     if sys.stdin.isatty():  # whose lines come one by one; what a pipe holds may lie in a buffer already
         while not select.select([sys.stdin], [], [], _LOOK)[0]:
             if ended():
@@ -34,7 +38,7 @@ def read_line(ended: Callable[[], bool]) -> str | None:
 def seed_of(text: str) -> int:
     """The seed that is typed. :raises RequestError: it is no whole number from 0 on."""
     if not text.isdecimal():
-        raise RequestError(f"The seed is {text!r}; want a whole number from 0 on.")
+        raise RequestError(f"The seed is {shown(text)}; want a whole number from 0 on.")
     return int(text)
 
 
@@ -48,10 +52,10 @@ def assignment(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     try:
         found = yaml.safe_load(value)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):  # of a date that is none, and of brackets without end
         found = None
     if not equals or not name.strip() or found is None:
-        raise RequestError(f"{text!r} sets no parameter; want NAME=VALUE, such as action.noise_seed=7.")
+        raise RequestError(f"{shown(text)} sets no parameter; want NAME=VALUE, such as action.noise_seed=7.")
     return name.strip(), found
 
 

@@ -161,6 +161,7 @@ def test_cameras_are_found_by_full_name_and_by_its_last_component():
         (["wrist"], "camera 'top' is missing"),
         ([], "camera 'top' is missing"),
         (["top", "left"], "no camera 'left'; its cameras are top, wrist"),
+        (["top", "observation.images.top"], "camera 'top' is given twice"),
     ],
 )
 def test_missing_and_unknown_cameras_are_refused(given, sentence):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 from contextlib import closing
 from pathlib import Path
@@ -320,6 +321,24 @@ def test_bad_tensors_are_named(model, tmp_path, shape, kind, data, said):
     assert "blk.0.attn_norm.weight" in sentence
 
 
+def test_a_sentencepiece_token_of_endless_length_is_refused_at_once(model, tmp_path):
+    _, config, tensors = model
+    file = llama_gguf(config, tensors)
+    tokens = [*file.metadata["tokenizer.ggml.tokens"][:-1], "x" * 4_000_000]
+    file.metadata |= {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [-1.0] * len(tokens),
+    }
+    with pytest.raises(CheckpointError, match="a token of 4000000 characters; want at most"):
+        build_engine(file.write(tmp_path / "m.gguf"), tmp_path / "engine", limits=LIMITS)
+
+
+def test_lists_that_are_long_together_are_refused(tmp_path):
+    file = GGUFBytes({f"list{index}": [0] * (1 << 20) for index in range(5)})
+    assert "'list4' claims 1048576 elements" in refusal(file.write(tmp_path / "m.gguf"))
+
+
 def test_tensors_that_share_bytes_are_refused(model, tmp_path):
     _, config, tensors = model
     file = llama_gguf(config, tensors)
@@ -329,6 +348,15 @@ def test_tensors_that_share_bytes_are_refused(model, tmp_path):
     file.tensors[down] = (shape, kind, data[:32])
     sentence = refusal(file.write(tmp_path / "m.gguf"))
     assert "share bytes" in sentence and up in sentence and down in sentence
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.input_layernorm.weight", "blk.00.attn_norm.weight"])
+def test_another_name_of_the_same_tensor_is_refused(model, tmp_path, name):
+    _, config, tensors = model
+    file = llama_gguf(config, tensors)
+    file.tensors[name] = ((64,), 0, bytes(256))
+    with pytest.raises(CheckpointError, match=re.escape(name)):
+        build_engine(file.write(tmp_path / "m.gguf"), tmp_path / "engine", limits=LIMITS)
 
 
 def test_a_name_that_occurs_twice_is_refused(tmp_path):

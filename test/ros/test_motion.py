@@ -244,6 +244,35 @@ def test_a_robot_that_starved_without_a_hold_is_still_told_to_stop(motion, recor
     assert recorder.said[-1] == "hold" and not motion.moving
 
 
+def test_a_limit_counts_for_actions_that_would_not_be_followed_too(motion, recorder):
+    motion.begin(ChunkTimeline(execute_steps=3))
+    refusal = motion.follow(chunk(), MotionSettings(ActionLimits(upper=(0.085, 9.0))), START, motion.epoch)
+    assert "row 9 of the chunk takes pan to 0.09, above its upper limit" in refusal.message
+    assert recorder.said == ["hold"]
+
+
+def test_a_clock_that_went_back_under_a_robot_that_holds_begins_anew_as_well(motion):
+    motion.follow(chunk(), FREE, START, motion.epoch)
+    motion.fault(PAUSE, START + STEP, hold=True)
+    motion.clock_jumped(PAUSE)
+    back = START - 60 * NANOSECONDS
+    assert motion.follow(chunk(back), FREE, back + 4 * STEP, motion.epoch).skipped == 0
+
+
+def test_a_task_that_begins_when_the_last_plan_has_ended_does_not_starve_before_its_first_chunk(
+    motion, recorder, stops
+):
+    motion.follow(chunk(), FREE, START, motion.epoch)
+    motion.begin(ChunkTimeline(), START + 90 * STEP)
+    assert not motion.watch(START + 92 * STEP, hold=True) and not stops
+    plan = motion.follow(chunk(START + 91 * STEP), FREE, START + 95 * STEP, motion.epoch)
+    assert plan.skipped == 0 and "hold" not in recorder.said
+    assert motion.watch(START + 200 * STEP, hold=True)
+    motion.begin(ChunkTimeline(), START + 300 * STEP)
+    motion.stop(PAUSE)
+    assert recorder.said.count("hold") == 1  # it holds already
+
+
 def test_a_fixed_delay_makes_the_plan_independent_of_the_clock(motion):
     fixed = MotionSettings(ActionLimits(), fixed_delay=0.1)
     motion.follow(chunk(), fixed, START + 99 * STEP, motion.epoch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import test_policy_node as policy_node
+from diagnostic_msgs.msg import DiagnosticStatus
 from lifecycle_msgs.msg import Transition
 from rosgraph_msgs.msg import Clock
 
@@ -88,6 +89,17 @@ def test_cameras_that_are_not_the_policys_stop_the_configuration(start_node, eng
     bench = start_node(given, active=False)
     assert not bench.change(Transition.TRANSITION_CONFIGURE)
     assert sentence in bench.node.state.failure and bench.node.state.policy is bench.node.state.cameras is None
+
+
+def test_parameters_of_actions_show_where_nothing_acts(start_node):
+    bench = start_node()
+    bench.wait(lambda: bench.diagnostics, "the statuses")
+    assert "policy" not in bench.diagnostics
+    assert bench.set(action__noise_seed=7, safety__max_state_age=1.0) == ["", ""]
+    bench.wait(lambda: "policy" in bench.diagnostics, "the status")
+    status = bench.diagnostics["policy"]
+    assert status.level == DiagnosticStatus.WARN and "holds no policy" in status.message
+    assert "action.noise_seed, safety.max_state_age" in status.message
 
 
 def test_a_task_that_is_out_of_its_time_holds(start):

@@ -150,11 +150,17 @@ def test_a_bad_pruner_configuration_leaves_the_old_one(rank, config):
     assert rank.visual_pruner_config == VisualPrunerConfig(True)
 
 
-@pytest.mark.parametrize("seed", [-1, 1 << 64, 1.5, "x"])
+@pytest.mark.parametrize("seed", [1 << 31, -(1 << 31) - 1, 1 << 64, 1.5, "x", True])
 def test_a_bad_noise_seed_is_refused(rank, seed):
-    with pytest.raises(RequestError, match="the action noise seed"):
+    with pytest.raises(RequestError, match="the noise seed is"):
         rank.set_action_noise_seed(seed)
     assert rank.action_noise_seed is None
+
+
+@pytest.mark.parametrize("seed", [0, -1, (1 << 31) - 1, -(1 << 31)])
+def test_every_int32_is_a_noise_seed(rank, seed):
+    rank.set_action_noise_seed(seed)
+    assert rank.action_noise_seed == seed
 
 
 def test_recording_can_be_switched_off(rank, monkeypatch):

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import CheckpointError
-from ...json_values import is_positive
+from ...json_values import LEAST_REAL, MOST_REAL, finite_number, is_positive, shown
 
 LARGEST = 1 << 24
+REALS = f"from {LEAST_REAL:g} to {MOST_REAL:g}"
 MOST_LAYERS = 1 << 10
 MOST_HEADS = 1 << 12
 WIDEST_HEAD = 1 << 12
@@ -37,8 +38,22 @@ def real_number(config: Mapping[str, Any], key: str, default: float | None = Non
     if value is None:
         raise CheckpointError(f"config.json lacks {key}; want a number: fetch it again.")
     if not is_positive(value):
-        raise CheckpointError(f"config.json: {key} is {value!r}; want a positive number.")
+        raise CheckpointError(f"config.json: {key} is {value!r}; want a positive number {REALS}.")
     return float(value)
+
+
+def numbers(config: Mapping[str, Any], key: str, default: Sequence[float]) -> tuple[float, ...]:
+    """As many finite numbers of a configuration as ``default`` has. :raises CheckpointError: another value."""
+    value = config.get(key)
+    value = default if value is None else value
+    try:
+        if not isinstance(value, list | tuple) or len(value) != len(default):
+            raise ValueError
+        return tuple(finite_number(key, entry) for entry in value)
+    except ValueError:
+        raise CheckpointError(
+            f"config.json: {key} is {shown(value)}; want a list of {len(default)} finite numbers."
+        ) from None
 
 
 def optional_number(config: Mapping[str, Any], key: str) -> float:
