@@ -297,6 +297,35 @@ def test_prefixes_are_not_reused_across_adapters(folder, folders, context_cache)
         assert ids(runtime, asked("a")) == [expected(folder, "c")]
 
 
+def test_a_saved_system_prompt_is_that_of_its_adapter(runtime, folder, folders):
+    """Of its name, and of what was loaded under it when it was saved."""
+    saved, reused = "You move an arm. ", []
+    prompt = tuple(runtime.tokenizer.encode(saved)) + tuple(ROWS[0][:4])
+
+    def ask(name):
+        taken = {}
+
+        def hook(boundary):
+            taken.update(boundary.take_completed_at_or_above(1))
+            if not started:
+                started.append(boundary.admit_sequence(SlotSeed(prompt, 1, greedily, 0, 4, name, system_prompt=saved)))
+
+        started = []
+        ids(runtime, asked("", max_generate_length=20), boundary_hook=hook)
+        reused.append(taken[1].reused_length > 0)
+        return taken[1].output_ids
+
+    greedily = SamplingParameters(temperature=0)
+    cold = {name: ask(name) for name in ("", "a")}
+    assert runtime.rank.gen_and_save_system_prompt_kv_cache(saved)
+    assert ask("") == cold[""] and ask("a") == cold["a"]
+    assert runtime.rank.gen_and_save_system_prompt_kv_cache(saved, "a")
+    assert ask("a") == cold["a"]
+    runtime.rank.load_lora_weights("a", folders["b"])
+    ask("a")
+    assert reused == [False, False, True, False, True, False]
+
+
 def test_a_seed_made_by_hand_reuses_the_prefixes_of_its_own_adapter(folder, folders):
     """Its cache policy says nothing of an adapter, and must not have to."""
     with LLMInferenceRuntime(
