@@ -13,6 +13,7 @@ from ..errors import EngineDirectoryError, RequestError
 from .image_plan import ImagePlan, carry_out
 from .processor_settings import ProcessorSettings, read_processor_settings
 
+LARGEST_IMAGE = 1 << 28  # pixels
 LARGEST_RATIO = 200  # of the longer side to the shorter
 
 
@@ -207,6 +208,11 @@ def check_images(images: Sequence[np.ndarray]) -> None:
         if image.dtype != np.uint8 or len(shape) != 3 or shape[2] != 3 or 0 in shape:
             raise RequestError(
                 f"Image {index} is {image.dtype} of shape {list(shape)}; want uint8 of shape [height, width, 3], RGB."
+            )
+        if shape[0] * shape[1] > LARGEST_IMAGE:
+            raise RequestError(
+                f"An image of {shape[1]} by {shape[0]} pixels is larger than any that is served; want at most "
+                f"{LARGEST_IMAGE} pixels."
             )
         if is_line(*shape[:2]):
             raise RequestError(

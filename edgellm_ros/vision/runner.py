@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from ..backends.base import Backend, Tensor
 from ..backends.registry import graph_libraries
 from ..errors import RefusalCode, RequestError
+from ..json_values import shown
 from .device_images import DeviceImages
 from .encoder_cache import DEFAULT_BUDGET_BYTES, EncoderCache
 from .image_plan import ImagePlan
@@ -95,6 +96,10 @@ class VisionRunner:
         """
         start = time.perf_counter()
         kind = VIDEO if isinstance(content, Video) else IMAGE
+        _check(content)
+        if not isinstance(content, Video):
+            # A camera's next frame may go into the same memory before the tower has looked at this one.
+            content = np.array(content, order="C")
         digest = _digest(content)
         shape = () if isinstance(content, Video) else content.shape
         known = self._layouts.get(shape) if shape else None
@@ -255,6 +260,15 @@ def _device_images(processor: Processor, directory: VisualDirectory, backend: Ba
 def _triple(grid: np.ndarray) -> tuple[int, int, int]:
     times, rows, columns = (int(value) for value in grid)
     return times, rows, columns
+
+
+def _check(content: Media) -> None:
+    """:raises RequestError: it is no image, or holds a frame that is none."""
+    frames = content.frames if isinstance(content, Video) else (content,)
+    if not isinstance(frames, Sequence | np.ndarray) or not all(isinstance(frame, np.ndarray) for frame in frames):
+        raise RequestError(f"the frames of a video are {shown(frames)}; want a list of images as NumPy arrays.")
+    if len(frames):  # a video without any has its own sentence
+        check_images(frames)
 
 
 def _digest(content: Media) -> bytes:

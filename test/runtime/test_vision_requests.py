@@ -261,6 +261,48 @@ def test_a_conversation_puts_each_image_where_its_part_stands(opened, family):
     assert runtime.rank.handle_request(prepared, response)
 
 
+def test_an_image_is_what_it_was_when_it_was_given(opened):
+    """The next frame of a camera goes into the same memory, and what was encoded is known by the old one's content."""
+    family = "smolvlm"
+    runtime = opened(family, context_cache=ContextCacheConfig(1 << 22))
+    buffer = image(1)
+    asked = LLMGenerationRequest(requests=[Request((Message.of("user", "a", buffer),))], max_generate_length=4,
+                                 sampling=GREEDY)  # fmt: skip
+    wanted = LLMGenerationResponse()
+    assert runtime.handle_request(asked, wanted)
+    for again in range(2):
+        buffer[:] = image(1)
+        prepared = runtime.prepare(asked)
+        buffer[:] = 2
+        runtime.rank.vision.cache.clear()
+        response = LLMGenerationResponse()
+        assert runtime.rank.handle_request(prepared, response), runtime.rank.last_refusal
+        assert response.output_ids == wanted.output_ids, again
+
+
+NO_IMAGES = {
+    "objects": np.array([[["a", "b", "c"]]], dtype=object),
+    "floats": np.full((8, 8, 3), np.nan),
+    "nothing": np.zeros((0, 0, 3), np.uint8),
+    "no height": np.zeros((0, 8, 3), np.uint8),
+    "grey": np.zeros((8, 8), np.uint8),
+    "four planes": np.zeros((8, 8, 4), np.uint8),
+    "a number": np.uint8(3) * np.ones((), np.uint8),
+    "a line": np.zeros((1, 5000, 3), np.uint8),
+    "a field": np.broadcast_to(np.zeros((1, 1, 3), np.uint8), (60_000, 60_000, 3)),
+    "a video of texts": Video(["a"]),  # type: ignore[list-item]
+    "a video of a number": Video(5),  # type: ignore[arg-type]
+    "a video of objects": Video([np.array([[["a", "b", "c"]]], dtype=object)]),
+}
+
+
+@pytest.mark.parametrize("content", NO_IMAGES.values(), ids=NO_IMAGES)
+def test_what_cannot_be_an_image_is_refused_before_it_is_looked_at(opened, content):
+    runtime = opened("smolvlm")
+    with pytest.raises(RequestError, match=r"want .*\.$"):
+        runtime.prepare(LLMGenerationRequest(requests=[Request((Message.of("user", "a", content),))]))
+
+
 def test_what_no_image_is_and_what_sees_none_are_refused(opened, monkeypatch):
     runtime = opened("smolvlm")
     with pytest.raises(RequestError, match="want text, an image as a NumPy array, or a Video"):
