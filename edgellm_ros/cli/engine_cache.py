@@ -47,3 +47,15 @@ def build_tabletop(directory: Path | str, precision: str = "int8") -> Path:
     from ..tabletop.checkpoint_files import checkpoint_directory
 
     return build_engine(checkpoint_directory(), directory, precision=precision)
+
+
+def tabletop_directory(directory: Path | str) -> Path:
+    """The engine directory for the tabletop; that of the cache is brought up to date, another built where nothing is.
+
+    What somebody has put elsewhere is never replaced, whatever it holds.
+    """
+    path = Path(directory).expanduser()
+    own = path.resolve() == cached_engine_directory(TABLETOP).resolve()
+    if own or not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        build_tabletop(path)
+    return path
