@@ -13,18 +13,21 @@ import numpy as np
 
 from ..backends.base import Backend, Tensor
 from ..backends.registry import graph_libraries
-from ..errors import RefusalCode, RequestError
+from ..engine_format import CONFIG_FILE
+from ..errors import EngineDirectoryError, RefusalCode, RequestError
+from ..json_values import finite_number, whole_number
 from .device_images import DeviceImages
 from .encoder_cache import DEFAULT_BUDGET_BYTES, EncoderCache
 from .image_plan import ImagePlan
 from .media import IMAGE, VIDEO, EncodedMedia, Media, MediaItem
 from .mrope import MropeRule
-from .processor import PlannedProcessor, ProcessedImages, Processor, Video, check_images, open_processor
+from .processor import PlannedProcessor, ProcessedImages, Processor, Video, check_images, check_video, open_processor
 from .processor_settings import LEVELS
 from .tower import PIXELS, Tower
 from .visual_directory import VisualDirectory, open_visual_directory
 
 WARM_UP_SIZE = (480, 640)  # pixels of an image: rows, columns
+FASTEST = 1000  # positions a second
 MOST_LAYOUTS = 64  # sizes of images whose placeholders are kept
 
 
@@ -64,6 +67,7 @@ class VisionRunner:
         self.processor = processor or open_processor(directory.path)
         self._backend = backend
         self._tower_backend = tower_backend  # where the tower runs, if not where the language model does
+        self._rule = _mrope_rule(directory)
         self.tower = Tower(directory, tower_backend or backend)
         self._device = _device_images(self.processor, directory, tower_backend or backend)
         self.cache = EncoderCache(cache_bytes)
@@ -95,10 +99,14 @@ class VisionRunner:
         """
         start = time.perf_counter()
         kind = VIDEO if isinstance(content, Video) else IMAGE
+        if isinstance(content, Video):
+            check_video(content)
+        else:
+            check_images([content])
         digest = _digest(content)
         shape = () if isinstance(content, Video) else content.shape
         known = self._layouts.get(shape) if shape else None
-        if known is not None and digest in self.cache and content.dtype == np.uint8:  # type: ignore[union-attr]
+        if known is not None and digest in self.cache:
             item = replace(known, content=content, digest=digest)
         else:
             item = self._item(kind, content, digest)
@@ -130,7 +138,6 @@ class VisionRunner:
         if self._device is None or isinstance(content, Video):
             return None
         assert isinstance(self.processor, PlannedProcessor)
-        check_images([content])
         return self.processor.plan(*content.shape[:2])
 
     def _process(self, content: Media) -> ProcessedImages:
@@ -149,18 +156,7 @@ class VisionRunner:
 
     def mrope_rule(self) -> MropeRule | None:
         """How the family counts positions on three axes; None where it has one."""
-        settings, config = self.tower.settings, self.directory.config
-        if not settings.spatial_merge_size:
-            return None
-        vision: Mapping[str, Any] = config.get("vision_config") or {}
-        temporal = settings.model_type == "qwen2_5_vl"
-        return MropeRule(
-            image_token_id=config["image_token_id"],
-            video_token_id=config.get("video_token_id"),
-            merge=settings.spatial_merge_size,
-            tokens_per_second=float(vision.get("tokens_per_second") or 4) if temporal else 0.0,
-            frames_apart=settings.model_type == "qwen3_vl",
-        )
+        return self._rule
 
     def blocks(self, places: list[np.ndarray], length: int) -> tuple[tuple[int, int], ...]:
         """Spans of a prompt of ``length`` whose tokens see each other in both directions."""
@@ -250,6 +246,27 @@ def _device_images(processor: Processor, directory: VisualDirectory, backend: Ba
     """Where the tower takes pixels as they come, and its backend likes to prepare them."""
     planned = isinstance(processor, PlannedProcessor) and directory.tower.pixels == LEVELS
     return DeviceImages(backend) if planned and backend.images.preferred else None
+
+
+def _mrope_rule(directory: VisualDirectory) -> MropeRule | None:
+    settings, config = directory.tower, directory.config
+    if not settings.spatial_merge_size:
+        return None
+    vision: Mapping[str, Any] = config.get("vision_config") or {}
+    video = config.get("video_token_id")
+    try:
+        speed = finite_number("tokens_per_second", vision.get("tokens_per_second") or 4)  # positions for 1 s of video
+        if not 0 < speed <= FASTEST:
+            raise ValueError(f"tokens_per_second is {speed}; want a number above 0, up to {FASTEST}")
+        return MropeRule(
+            image_token_id=whole_number("image_token_id", config.get("image_token_id"), 0),
+            video_token_id=None if video is None else whole_number("video_token_id", video, 0),
+            merge=settings.spatial_merge_size,
+            tokens_per_second=speed if settings.model_type == "qwen2_5_vl" else 0.0,
+            frames_apart=settings.model_type == "qwen3_vl",
+        )
+    except ValueError as error:
+        raise EngineDirectoryError(f"{directory.path / CONFIG_FILE}: {error}; build it from a sound one.") from None
 
 
 def _triple(grid: np.ndarray) -> tuple[int, int, int]:
