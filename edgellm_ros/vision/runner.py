@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ import numpy as np
 
 from ..backends.base import Backend, Tensor
 from ..backends.registry import graph_libraries
-from ..engine_format import CONFIG_FILE
-from ..errors import EngineDirectoryError, RefusalCode, RequestError
-from ..json_values import finite_number, whole_number
+from ..errors import RefusalCode, RequestError
+from .agreement import check_fit, mrope_rule
 from .device_images import DeviceImages
 from .encoder_cache import DEFAULT_BUDGET_BYTES, EncoderCache
 from .image_plan import ImagePlan
@@ -27,7 +25,6 @@ from .tower import PIXELS, Tower
 from .visual_directory import VisualDirectory, open_visual_directory
 
 WARM_UP_SIZE = (480, 640)  # pixels of an image: rows, columns
-FASTEST = 1000  # positions a second
 MOST_LAYOUTS = 64  # sizes of images whose placeholders are kept
 
 
@@ -67,7 +64,8 @@ class VisionRunner:
         self.processor = processor or open_processor(directory.path)
         self._backend = backend
         self._tower_backend = tower_backend  # where the tower runs, if not where the language model does
-        self._rule = _mrope_rule(directory)
+        self._rule = mrope_rule(directory)
+        check_fit(self.processor, directory, WARM_UP_SIZE)
         self.tower = Tower(directory, tower_backend or backend)
         self._device = _device_images(self.processor, directory, tower_backend or backend)
         self.cache = EncoderCache(cache_bytes)
@@ -246,27 +244,6 @@ def _device_images(processor: Processor, directory: VisualDirectory, backend: Ba
     """Where the tower takes pixels as they come, and its backend likes to prepare them."""
     planned = isinstance(processor, PlannedProcessor) and directory.tower.pixels == LEVELS
     return DeviceImages(backend) if planned and backend.images.preferred else None
-
-
-def _mrope_rule(directory: VisualDirectory) -> MropeRule | None:
-    settings, config = directory.tower, directory.config
-    if not settings.spatial_merge_size:
-        return None
-    vision: Mapping[str, Any] = config.get("vision_config") or {}
-    video = config.get("video_token_id")
-    try:
-        speed = finite_number("tokens_per_second", vision.get("tokens_per_second") or 4)  # positions for 1 s of video
-        if not 0 < speed <= FASTEST:
-            raise ValueError(f"tokens_per_second is {speed}; want a number above 0, up to {FASTEST}")
-        return MropeRule(
-            image_token_id=whole_number("image_token_id", config.get("image_token_id"), 0),
-            video_token_id=None if video is None else whole_number("video_token_id", video, 0),
-            merge=settings.spatial_merge_size,
-            tokens_per_second=speed if settings.model_type == "qwen2_5_vl" else 0.0,
-            frames_apart=settings.model_type == "qwen3_vl",
-        )
-    except ValueError as error:
-        raise EngineDirectoryError(f"{directory.path / CONFIG_FILE}: {error}; build it from a sound one.") from None
 
 
 def _triple(grid: np.ndarray) -> tuple[int, int, int]:
