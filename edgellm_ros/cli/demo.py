@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import EdgeLLMError, RequestError
+from .assignment import assignment
 from .demo_terminal import Interrupts, columns, end_for_sure, read_line, show_progress
 from .engine_cache import TABLETOP, build_tabletop, cached_engine_directory
 from .node_session import LAST_DOMAIN, NodeSession, check_ros, keep, node_session, say, set_environment
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 when all that was asked for succeeded, 1 when not."""
-    changes = dict(_assignment(text) for text in arguments.set)
+    changes = dict(assignment(text) for text in arguments.set)
     directory = arguments.engine_dir or build_tabletop(cached_engine_directory(TABLETOP))
     say(f"Engine directory: {directory}")
     set_environment(arguments.domain)
@@ -149,7 +150,7 @@ class Demo:
                 if word == "reset":
                     self.begin(_seed(rest.strip()) if rest.strip() else self._seed + 1)
                 elif word == "set":
-                    name, value = _assignment(rest.replace(" ", "=", 1))
+                    name, value = assignment(rest.replace(" ", "=", 1))
                     self.set_parameters({name: value})
                 else:
                     with Interrupts() as self._interrupts:
@@ -270,20 +271,3 @@ def _seed(text: str) -> int:
     if not text.isdecimal():
         raise RequestError(f"The seed is {text!r}; want a whole number from 0 on.")
     return int(text)
-
-
-def _assignment(text: str) -> tuple[str, Any]:
-    """``name=value`` with the value as YAML reads it.
-
-    :raises RequestError: it is none.
-    """
-    import yaml
-
-    name, equals, value = text.partition("=")
-    try:
-        found = yaml.safe_load(value)
-    except yaml.YAMLError:
-        found = None
-    if not equals or not name.strip() or found is None:
-        raise RequestError(f"{text!r} sets no parameter; want NAME=VALUE, such as action.noise_seed=7.")
-    return name.strip(), found
