@@ -103,7 +103,7 @@ setup(
         "console_scripts": [
             "edgellm = edgellm_ros.cli.main:main",
             "edgellm_node = edgellm_ros.ros.node:main",
-            "tabletop_world = edgellm_ros.tabletop.world_node:main",
+            "tabletop_world = edgellm_ros.tabletop.world_process:main",
         ],
     },
 )

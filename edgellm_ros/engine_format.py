@@ -2,7 +2,7 @@
 
 ==========================  ==========================================================================
 ``config.json``             dimensions and limits, keys of the official runtime (``EngineConfig``)
-``manifest.json``           format version, builder, lowering, precision, source, licence, file sizes
+``manifest.json``           format version, builder, lowering, precision, source, licence, sizes and samples of files
 ``llm.onnx`` + ``.data``    the graph and its weights (``llm.engine``: a TensorRT plan beside or instead)
 ``embedding.safetensors``   tensor ``embedding`` [V,D] (a tied head may live in it)
 ``tokenizer.json``          and ``tokenizer_config.json``, ``chat_template.jinja`` where the model has one
@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from .errors import EngineDirectoryError
-from .json_values import LARGEST_FILE, finite_number, plain_text, shown, whole_number
+from .file_sample import file_sample
+from .json_values import LARGEST_FILE, finite_number, plain_text, positive_number, shown, whole_number
 from .json_values import read_json as read_json  # part of this module for its callers
 
 FORMAT_VERSION = 1
@@ -120,12 +121,12 @@ class EngineConfig:
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
             whole_number(name, getattr(self, name), 1)
         whole_number("max_position_embeddings", self.max_position_embeddings, 0, LARGEST_FILE)
-        finite_number("embedding_scale", self.embedding_scale)
+        positive_number("embedding_scale", self.embedding_scale)
         for heads, size in self.kv_layers:
             whole_number("num_kv_heads", heads, 1)
             whole_number("head_dim", size, 1)
         for kind, rope in self.rope.items():
-            finite_number(f"the scale of rope {kind!r}", rope.scale)
+            positive_number(f"the scale of rope {kind!r}", rope.scale)
             for frequency in rope.inverse_frequency:
                 finite_number(f"a frequency of rope {kind!r}", frequency)
         for token in self.eos_token_id:
@@ -213,6 +214,7 @@ class Manifest:
     fingerprint: str  # of the checkpoint and the build settings; equal means the same engine
     files: Mapping[str, int]  # name -> size in bytes of every file but the manifest
     format_version: int = FORMAT_VERSION
+    samples: Mapping[str, str] = field(default_factory=dict)  # name -> ``file_sample``; none in a fake directory
 
     def to_json(self) -> dict[str, Any]:
         """The file's content."""
@@ -225,6 +227,7 @@ class Manifest:
             "licence": self.licence,
             "fingerprint": self.fingerprint,
             "files": dict(self.files),
+            "samples": dict(self.samples),
         }
 
     @classmethod
@@ -248,6 +251,7 @@ class Manifest:
                     str(name): whole_number(f"the size of {name!r}", size, 0, LARGEST_FILE)
                     for name, size in content["files"].items()
                 },
+                samples={str(name): str(sample) for name, sample in content.get("samples", {}).items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _damaged(MANIFEST_FILE, error) from None
@@ -285,7 +289,7 @@ def open_engine_directory(path: Path | str) -> EngineDirectory:
             raise EngineDirectoryError(f"{path} has no {MANIFEST_FILE}; {want}")
         manifest = Manifest.from_json(read_json(path / MANIFEST_FILE))
         for name, size in manifest.files.items():
-            _check_file(path, name, size)
+            _check_file(path, name, size, manifest.samples.get(name))
         for name in _FILES:  # also those that the manifest leaves out
             if (path / name).exists() and not (path / name).is_file():
                 raise EngineDirectoryError(f"{path / name} is not a regular file; build the engine directory again.")
@@ -294,12 +298,23 @@ def open_engine_directory(path: Path | str) -> EngineDirectory:
     return EngineDirectory(path, EngineConfig.from_json(read_json(path / CONFIG_FILE)), manifest)
 
 
-def _check_file(path: Path, name: str, size: int) -> None:
+def _check_file(path: Path, name: str, size: int, sample: str | None) -> None:
     if not name or len(name) > _LONGEST_NAME or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
         raise EngineDirectoryError(f"{MANIFEST_FILE} lists {shown(name)}; want names inside the engine directory.")
     file = path / name
     if not file.is_file():
         raise EngineDirectoryError(f"{file} is missing; build the engine directory again.")
+    check_content(file, size, sample)
+
+
+def check_content(file: Path, size: int, sample: str | None) -> None:
+    """:raises EngineDirectoryError: a file is not of the size, or not of the ``file_sample``, that a manifest has."""
     found = file.stat().st_size
     if found != size:
         raise EngineDirectoryError(f"{file} has {found} bytes; the manifest wants {size}: build it again.")
+    try:
+        differs = sample is not None and file_sample(file) != sample
+    except OSError as error:
+        raise EngineDirectoryError(f"{file} cannot be read ({error.strerror}); check its permissions.") from None
+    if differs:
+        raise EngineDirectoryError(f"{file} is not what was built (its size is, its content is not); build it again.")

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from .errors import EngineDirectoryError
+from .errors import EdgeLLMError, EngineDirectoryError
 
 LARGEST_SIZE = 1 << 31  # of any dimension or token id; the tensors that carry them are int32
 LARGEST_FILE = 1 << 60
@@ -43,6 +43,16 @@ def finite_number(name: str, value: Any) -> float:
     raise ValueError(f"{name} is {shown(value)}; want a finite number")
 
 
+def positive_number(name: str, value: Any) -> float:
+    """``value`` as a float if it is a finite number above 0.
+
+    :raises ValueError: it is not; the sentence names ``name`` and what was found.
+    """
+    if finite_number(name, value) > 0:
+        return float(value)
+    raise ValueError(f"{name} is {shown(value)}; want a number above 0")
+
+
 def is_positive(value: Any) -> bool:
     """Whether it is a finite number above 0."""
     try:
@@ -63,6 +73,14 @@ def is_folder(path: Path) -> bool:
     """Whether there is a folder; a path that the system does not take is none."""
     try:
         return path.is_dir()
+    except OSError:
+        return False
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is anything; at a path that the system does not take there is nothing."""
+    try:
+        return path.exists()
     except OSError:
         return False
 
@@ -127,23 +145,43 @@ def is_small(value: Any, most_levels: int, most_values: int) -> bool:
     return False
 
 
-def read_text(path: Path) -> str:
-    """The text of a regular file of at most 100 MB; for the JSON files of an engine directory.
+def read_text(
+    path: Path,
+    kind: type[EdgeLLMError] = EngineDirectoryError,
+    advice: str = "build the engine directory again",
+    most: int = MAX_JSON_BYTES,
+) -> str:
+    """The text of a regular file of at most ``most`` bytes; ``advice`` ends the sentence that says what is wrong.
 
-    :raises EngineDirectoryError: missing, no regular file (a pipe would be waited for without end), too large, or
-        not UTF-8; the sentence names the file.
+    :raises EdgeLLMError: of the ``kind`` given, where the file is missing, no regular file (a pipe would be waited for
+        without end), too large, or not UTF-8; the sentence names the file.
     """
     try:
         if path.exists() and not path.is_file():
-            raise EngineDirectoryError(f"{path} is not a regular file; build the engine directory again.")
+            raise kind(f"{path} is not a regular file; {advice}.")
         size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise EngineDirectoryError(f"{path} has {size} bytes; want at most {MAX_JSON_BYTES}.")
+        if size > most:
+            raise kind(f"{path} has {size} bytes; want at most {most}.")
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise EngineDirectoryError(f"{path} cannot be read ({error.strerror}); check the path.") from None
-    except ValueError:
-        raise EngineDirectoryError(f"{path} is not UTF-8 text; build the engine directory again.") from None
+        raise kind(f"{path} cannot be read ({error.strerror}); check the path.") from None
+    except UnicodeDecodeError:
+        raise kind(f"{path} is not UTF-8 text; {advice}.") from None
+    except ValueError as error:
+        raise kind(f"{path} cannot be read ({error}); check the path.") from None
+
+
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An ``object_pairs_hook``: of a key that occurs twice nobody knows which value is meant.
+
+    :raises ValueError: there is one.
+    """
+    content: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in content:
+            raise ValueError(f"the key {shown(name)} occurs twice")
+        content[name] = value
+    return content
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -153,7 +191,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     text = read_text(path)
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=without_repeats)
     except (ValueError, RecursionError) as error:
         raise EngineDirectoryError(f"{path} is not valid JSON ({error}); write it again.") from None
     if not isinstance(content, dict):

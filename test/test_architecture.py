@@ -15,7 +15,10 @@ import edgellm_ros
 PACKAGE = Path(edgellm_ros.__file__).parent
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 PARTS = ("backends", "runtime", "vision", "action", "builder", "ros", "cli", "tabletop")
-SHARED = {"adapter_format", "engine_format", "json_values", "errors", "resources", "__version__"}
+SHARED = {
+    "adapter_format", "engine_format", "errors", "file_sample", "json_values", "resources", "tokenizer_failures",
+    "__version__",
+}  # fmt: skip
 RUN_TIME = {"runtime", "vision", "action", "backends"}
 MAY_IMPORT = {
     "backends": {"backends"},
@@ -58,6 +61,36 @@ def test_imports_follow_the_layers(module):
         return
     inside = {name.split(".")[1] for name in found if name.startswith("edgellm_ros.") and name.count(".")}
     assert inside - SHARED <= MAY_IMPORT[part] | {part}
+
+
+def reached(module: Path) -> set[Path]:
+    """A module and all of this package that it imports, at its top or within a function, and what these import."""
+    found, waiting = set(), [module]
+    while waiting:
+        one = waiting.pop()
+        if one in found:
+            continue
+        found.add(one)
+        for name in imports(one):
+            parts = name.split(".")[1:] if name.startswith("edgellm_ros.") else []
+            places = (Path(*parts[: len(parts) - less]).with_suffix(".py") for less in (0, 1) if len(parts) > less)
+            waiting += [place for place in places if (PACKAGE / place).is_file()]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("module", "known"),
+    [
+        # the cameras' names and the type of arrays
+        ("tabletop/engine_policy.py", {"engine_policy.py", "cameras.py", "geometry.py"}),
+        ("action/policy_runtime.py", set()),
+        ("ros/node.py", set()),
+    ],
+)
+def test_nothing_that_acts_reaches_the_state_of_the_tabletop_by_imports(module, known):
+    found = reached(Path(module))
+    assert Path("action/policy_runtime.py") in found
+    assert {path.name for path in found if path.parts[0] == "tabletop"} == known
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgellm_ros.backends.fake import FakeScript, write_fake_engine_directory
@@ -16,6 +17,7 @@ from edgellm_ros.builder.random_weights import write_random_llama_checkpoint
 from edgellm_ros.cli.info import describe
 from edgellm_ros.engine_format import BuilderLimits, EngineConfig, Manifest, open_engine_directory
 from edgellm_ros.errors import BackendError, EdgeLLMError, EngineDirectoryError
+from edgellm_ros.file_sample import file_sample
 from edgellm_ros.json_values import read_json
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 
@@ -61,6 +63,7 @@ def copy_with(source: Path, target: Path, name: str, content: bytes) -> Path:
         (target / file.name).symlink_to(file)
     manifest = json.loads((source / "manifest.json").read_text())
     manifest["files"][name] = len(content)
+    manifest["samples"].pop(name, None)
     for changed, data in ((name, content), ("manifest.json", json.dumps(manifest).encode())):
         (target / changed).unlink(missing_ok=True)
         (target / changed).write_bytes(data)
@@ -186,11 +189,82 @@ def test_a_file_cut_anywhere_is_refused(llama: Path, tmp_path: Path, name: str, 
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 800
 
 
+@pytest.mark.parametrize("name", ["llm.onnx.data", "embedding.safetensors", "tokenizer.json", "config.json"])
+def test_a_file_of_another_model_is_refused(llama: Path, tmp_path: Path, name: str) -> None:
+    whole = (llama / name).read_bytes()
+    other = whole[:-40] + b"7" * 20 + whole[-20:]
+    swapped = copy_with(llama, tmp_path / "swapped", name, other)
+    (swapped / "manifest.json").write_bytes((llama / "manifest.json").read_bytes())
+    with pytest.raises(EngineDirectoryError, match=rf"{name} is not what was built .* build it again\.$"):
+        LLMInferenceRuntime(swapped, threads=1)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 1 << 20, (1 << 20) + 1, 5_000_000])
+def test_a_sample_sees_changes_at_both_ends_and_of_any_long_part(tmp_path: Path, size: int) -> None:
+    content = bytearray(np.random.default_rng(1).bytes(size))
+    (tmp_path / "a").write_bytes(content)
+    found = {file_sample(tmp_path / "a")}
+    for start, length in ((0, 1), (size - 1, 1), (size // 3, size // 100)):
+        changed = bytearray(content)
+        changed[max(0, start) : start + length] = bytes(255 - byte for byte in content[max(0, start) : start + length])
+        (tmp_path / "a").write_bytes(changed)
+        found.add(file_sample(tmp_path / "a"))
+    assert len(found) == len({bytes(content), *([b"a"] if size else []), *([b"b", b"c"] if size > 100 else [])})
+
+
+HEADERS = {
+    "deep": "[" * 100000,
+    "twice": '{"embedding": {}, "embedding": {}}',
+    "negative shape": '{"embedding": {"dtype": "F32", "shape": [-320, -48], "data_offsets": [0, 61440]}}',
+    "endless shape": '{"embedding": {"dtype": "F32", "shape": [Infinity, 48], "data_offsets": [0, 61440]}}',
+    "shape as text": '{"embedding": {"dtype": "F32", "shape": ["320", "48"], "data_offsets": [0, 61440]}}',
+    "shape of fractions": '{"embedding": {"dtype": "F32", "shape": [320.5, 48], "data_offsets": [0, 61440]}}',
+    "endless offset": '{"embedding": {"dtype": "F32", "shape": [320, 48], "data_offsets": [0, Infinity]}}',
+    "offset within a number": '{"embedding": {"dtype": "F32", "shape": [320, 48], "data_offsets": [1, 61441]}}',
+    "turned": '{"embedding": {"dtype": "F32", "shape": [48, 320], "data_offsets": [0, 61440]}}',
+    "flat": '{"embedding": {"dtype": "F32", "shape": [15360], "data_offsets": [0, 61440]}}',
+    "no text": b"\xff\xfe",
+    "another type": '{"embedding": {"dtype": "I32", "shape": [320, 48], "data_offsets": [0, 61440]}}',
+}
+
+
+@pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
+def test_an_embedding_with_a_strange_header_is_refused(llama: Path, tmp_path: Path, header: str | bytes) -> None:
+    whole = (llama / "embedding.safetensors").read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    text = (header if isinstance(header, bytes) else header.encode()).ljust(length)
+    content = len(text).to_bytes(8, "little") + text + whole[8 + length :]
+    broken = copy_with(llama, tmp_path / "broken", "embedding.safetensors", content)
+    with pytest.raises(EdgeLLMError) as caught:
+        LLMInferenceRuntime(broken, threads=1)
+    assert "embedding.safetensors" in str(caught.value) or len(text) > length
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_a_key_that_occurs_twice_is_refused(llama: Path, tmp_path: Path, name: str) -> None:
+    content = (llama / name).read_text().rstrip().removesuffix("}") + ', "twice": 1, "twice": 2}'
+    broken = copy_with(llama, tmp_path / "broken", name, content.encode())
+    with pytest.raises(EngineDirectoryError, match=f"{name} is not valid JSON .the key 'twice' occurs twice"):
+        LLMInferenceRuntime(broken, threads=1)
+    (broken / "manifest.json").write_text('{"format_version": 1, "format_version": 1}')
+    with pytest.raises(EngineDirectoryError, match=r"the key 'format_version' occurs twice"):
+        open_engine_directory(broken)
+
+
 def test_links_to_files_elsewhere_are_fine(llama: Path, tmp_path: Path) -> None:
     linked = copy_with(llama, tmp_path / "linked", "notes.txt", b"")
     with LLMInferenceRuntime(linked, threads=1) as runtime:
         runtime.warm_up(1)
     assert "llama" in describe(open_engine_directory(linked))
+
+
+@pytest.mark.parametrize("place", [("embedding_scale",), ("rope", "default", "scale")], ids=str)
+@pytest.mark.parametrize("value", [0, -1.0])
+def test_a_scale_that_takes_all_meaning_is_refused(llama: Path, place: tuple[Any, ...], value: float) -> None:
+    content = replaced(read_json(llama / "config.json"), place, value)
+    with pytest.raises(EngineDirectoryError, match="want a number above 0"):
+        EngineConfig.from_json(content)
 
 
 @pytest.mark.parametrize("peak", ["x", {}, [None], HUGE, float("nan"), -1, True])

@@ -11,8 +11,9 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgellm_ros.errors import EdgeLLMError
 
@@ -20,9 +21,12 @@ from . import checks, policies
 from .measure import StepTimes, measure
 from .models import SHAPES, build_shape, build_smollm2
 
+if TYPE_CHECKING:
+    from .vision import VisionRun
+
 TARGETS = {"SmolLM2-135M": (1.19, 1.10), "SmolLM2-360M": (1.49, 1.35), "Qwen2.5-1.5B": (1.97, 1.85)}  # ms: must, aim
 TRANSFORMERS = {"SmolLM2-135M": 2.75, "SmolLM2-360M": 3.17, "Qwen2.5-1.5B": 4.52}  # ms, compiled, same GPU
-TASKS = ["reference", "models", "kernels", "onnxruntime", "all", "tensorrt", "vision", "one"]
+TASKS = ["reference", "models", "kernels", "onnxruntime", "all", "tensorrt", "vision-models", "vision", "one"]
 LEGACY_LAYERS = "SmolLM2-135M, 4 layers"
 
 
@@ -216,21 +220,32 @@ def run_tensorrt(arguments: argparse.Namespace, report: Report) -> None:
     holder.close()
 
 
-def run_images(arguments: argparse.Namespace, report: Report) -> None:
+def vision_run(arguments: argparse.Namespace) -> VisionRun:
+    """What tasks vision-models and vision are about."""
     from edgellm_ros.backends.cuda.backend import CUDABackend
 
-    from .vision import VisionRun, run_vision
+    from .vision import VisionRun
 
-    library = arguments.library or "onnxruntime"
+    library, layers = arguments.library or "onnxruntime", arguments.layers
     run = VisionRun(arguments.models, library, lambda: CUDABackend(library))
     if library == "tensorrt":
-        from edgellm_ros.builder.tensorrt_build import PlanOptions, compile_plan
+        run = replace(run, lowering=arguments.lowering, compile_plans=partial(compile_plans, arguments))
+    if layers:
+        towers = [shape.with_layers(text=1, vision=layers) for shape in run.towers]
+        run = replace(run, towers=towers, prompt=run.prompt.with_layers(text=layers, vision=2))
+    return run
 
-        options = PlanOptions(library_tactics=not arguments.no_library_tactics)
-        run = replace(
-            run, lowering=arguments.lowering, compile_plans=lambda directory: compile_plan(directory, options)
-        )
-    run_vision(run, report)
+
+def compile_plans(arguments: argparse.Namespace, directory: Path) -> object:
+    from edgellm_ros.builder.tensorrt_build import PlanOptions, compile_plan
+
+    return compile_plan(directory, PlanOptions(library_tactics=not arguments.no_library_tactics))
+
+
+def run_images(arguments: argparse.Namespace, report: Report) -> None:
+    from .vision import run_vision
+
+    run_vision(vision_run(arguments), report)
 
 
 def measure_all(arguments: argparse.Namespace, report: Report, library: str, lowering: str) -> None:
@@ -267,7 +282,10 @@ def main() -> int:
     parser.add_argument("--cycles", type=int, default=200)
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--no-library-tactics", action="store_true", help="TensorRT without cuBLAS and cuDNN")
-    parser.add_argument("--lowering", default="tensorrt_legacy", help="of tasks models and vision")
+    parser.add_argument("--lowering", default="tensorrt_legacy", help="of tasks models, vision-models and vision")
+    parser.add_argument(
+        "--layers", type=int, default=0, help="of task vision; TensorRT 8 compiles whole models for long"
+    )
     parser.add_argument("--precision", default="fp32", help="of task models")
     parser.add_argument("--library", choices=["onnxruntime", "tensorrt"], help="of tasks one and vision")
     parser.add_argument("--own-graph", action="store_true", help="of task one: the provider's own recording too")
@@ -281,6 +299,9 @@ def main() -> int:
             capacity = 256 if name == "tiny" else 1024
             build_shape(name, arguments.models, precision=arguments.precision, lowering=arguments.lowering,
                         capacity=capacity)  # fmt: skip
+        return 0
+    if arguments.task == "vision-models":
+        vision_run(arguments).build()
         return 0
     if arguments.task == "reference":
         real = build_smollm2(arguments.gguf, arguments.models, precision="fp32", lowering="onnxruntime")

@@ -34,6 +34,9 @@ def filled_slots(slots: Sequence[CameraSlot], given: Sequence[str], empty: int) 
     for name in given:
         if not any(name in (slot.key, slot.name) for slot in slots):
             raise ObservationError(f"the policy has no camera {name!r}; its cameras are {wanted}: rename it.")
+    for slot in slots:
+        if slot.name != slot.key and {slot.name, slot.key} <= set(given):
+            raise ObservationError(f"camera {slot.name!r} is given twice, as {slot.key!r} too; give one picture of it.")
     seen = [slot for slot in slots if not slot.ignored]
     filled = tuple(slot for slot in seen if slot.name in given or slot.key in given)
     missing = [slot.name for slot in seen if slot.required and slot not in filled]

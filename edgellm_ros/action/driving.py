@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ObservationError, PolicyError
+from ..errors import ChunkError, ObservationError, PolicyError
 from ..json_values import finite_number, whole_number
 from .kinematics import DrivingPath, HistoryTokens, initial_speed, integrate_unicycle
+
+MOST_SPEED = 100.0  # m/s that a history may say
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,19 @@ class Driving:
         return held
 
     def path(self, rows: np.ndarray, history: np.ndarray, step: float) -> DrivingPath:
-        """Where accelerations and curvatures [n,2] lead from the end of the positions [points,3] that were driven."""
-        speed, height = initial_speed(history, step=step), float(history[-1, 2])
-        return integrate_unicycle(rows[:, 0], rows[:, 1], speed, step, height)
+        """Where accelerations and curvatures [n,2] lead from the end of the positions [points,3] that were driven.
+
+        :raises ChunkError: the positions cannot be those of a vehicle.
+        """
+        with np.errstate(all="ignore"):
+            speed, height = initial_speed(history, step=step), float(history[-1, 2])
+            path = integrate_unicycle(rows[:, 0], rows[:, 1], speed, step, height)
+        if not abs(speed) <= MOST_SPEED or not path.finite:
+            raise ChunkError(
+                f"the positions that were driven say a speed of {speed:g} m/s; want {MOST_SPEED:g} at most: check the "
+                "odometry."
+            )
+        return path
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Driving:

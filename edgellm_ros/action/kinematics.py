@@ -44,6 +44,11 @@ class DrivingPath:
     speeds: np.ndarray
     step: float
 
+    @property
+    def finite(self) -> bool:
+        """Whether all of its numbers are."""
+        return all(np.isfinite(part).all() for part in (self.positions, self.headings, self.speeds))
+
 
 def integrate_unicycle(
     acceleration: np.ndarray, curvature: np.ndarray, speed: float, step: float = 0.1, height: float = 0.0
@@ -126,9 +131,10 @@ class HistoryTokens:
                 f"the ego history has shape {points.shape}; this policy takes {(self.points, 3)}: give that many "
                 "positions."
             )
-        moves = np.diff(points, axis=0, prepend=np.zeros((1, 3)))
         low, high = np.array(self.low), np.array(self.high)
-        places = np.round((moves - low) / (high - low) * (self.bins - 1))
+        with np.errstate(over="ignore"):  # held to the bins below
+            moves = np.diff(points, axis=0, prepend=np.zeros((1, 3)))
+            places = np.round((moves - low) / (high - low) * (self.bins - 1))
         tokens: np.ndarray = self.first_token + np.clip(places, 0, self.bins - 1).astype(np.int64).reshape(-1)
         return tokens
 

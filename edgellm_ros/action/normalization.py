@@ -18,6 +18,8 @@ import numpy as np
 from ..errors import PolicyError
 from ..json_values import finite_number, shown
 
+_LARGEST = float(np.finfo(np.float32).max)
+
 
 class NormalizationKind(str, Enum):
     """Which two statistics map to which two numbers."""
@@ -67,6 +69,8 @@ class Normalization:
                 "statistics hold a negative deviation or a range whose end lies below its start; take those that "
                 "belong to the checkpoint."
             )
+        if any(abs(value) > _LARGEST for value in (*self.low, *self.high, *self._ranges())):
+            raise PolicyError("statistics are beyond 32-bit numbers; take those that belong to the checkpoint.")
 
     @property
     def width(self) -> int:

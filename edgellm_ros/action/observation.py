@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import ObservationError
+from ..vision.processor import LARGEST_RATIO, is_line
 from .driving import check_frames
 from .policy_manifest import CameraSlot, PolicyManifest
 
@@ -69,12 +70,17 @@ def check_images(images: Mapping[str, np.ndarray], manifest: PolicyManifest) -> 
         if manifest.driving is not None:
             found += [(slot, frame) for frame in check_frames(image, slot.name, manifest.driving.frames)]
             continue
-        if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        fits = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3
+        if not fits or 0 in image.shape:
             shape = getattr(image, "shape", type(image).__name__)
             raise ObservationError(
                 f"the picture of camera {slot.name!r} is {getattr(image, 'dtype', '')} of shape {shape}; want uint8 "
-                "RGB "
-                "[height, width, 3]."
+                "RGB [height, width, 3]."
+            )
+        if is_line(*image.shape[:2]):
+            raise ObservationError(
+                f"the picture of camera {slot.name!r} has {image.shape[1]} by {image.shape[0]} pixels; want no side "
+                f"more than {LARGEST_RATIO} times the other: crop it."
             )
         found.append((slot, image))
     return found

@@ -22,6 +22,7 @@ from .camera_slots import CameraSlot as CameraSlot
 from .camera_slots import filled_slots
 from .driving import Driving
 from .normalization import Normalization
+from .prompt_format import check_prompt_format
 from .robot_adapter import ADAPTERS, RobotAdapter
 from .solver import MAX_DENOISE_STEPS, FlowDirection
 from .time_embedding import Waves
@@ -179,10 +180,18 @@ class PolicyManifest:
             whole_number("network_rows", self.network_rows or self.horizon, self.horizon, 4096)
             if not 0 < finite_number("image_crop", self.image_crop) <= 1:
                 raise ValueError(f"image_crop is {self.image_crop}; want a share above 0, to 1")
-            finite_number("rope_theta", self.rope_theta)
+            if not finite_number("rope_theta", self.rope_theta) > 0:
+                raise ValueError(f"rope_theta is {self.rope_theta}; want a number above 0")
             finite_number("text_scale", self.text_scale)
             for size in self.image_size:
                 whole_number("image_size", size, 1, 8192)
+            if len(self.image_size) != 2:
+                raise ValueError(f"image_size is {self.image_size}; want height and width")
+            check_prompt_format(self.prompt_format, self._prompt_places)
+            for index in self.delta_dimensions:
+                whole_number("delta_dimensions", index, 0, min(self.action.width, self.state.width) - 1)
+            if len(set(self.delta_dimensions)) != len(self.delta_dimensions):
+                raise ValueError(f"delta_dimensions is {self.delta_dimensions}; want none twice")
             if not 0 < finite_number("step_time", self.step_time) <= 10:
                 raise ValueError(f"step_time is {self.step_time}; want seconds above 0, to 10")
         except ValueError as error:
@@ -190,17 +199,20 @@ class PolicyManifest:
         names = [slot.name for slot in self.cameras]
         if len(set(names)) != len(names):
             raise PolicyError(f"{POLICY_FILE}: two cameras share a name in {names}; want names of their own.")
-        if any(not 0 <= index < min(self.action.width, self.state.width) for index in self.delta_dimensions):
-            raise PolicyError(
-                f"{POLICY_FILE}: delta_dimensions is {self.delta_dimensions}; want indices of state and action."
-            )
-
         adapter = ADAPTERS.get(self.adapter)
         if adapter is None or any(adapter.width not in (0, part.width) for part in (self.state, self.action)):
             raise PolicyError(
                 f"{POLICY_FILE} has the adapter {shown(self.adapter)} for {self.state.width} and {self.action.width} "
                 f"dimensions; want one of {', '.join(filter(None, ADAPTERS))} with its own number of them, or none."
             )
+
+    @property
+    def _prompt_places(self) -> tuple[str, ...]:
+        if self.driving is not None:
+            return "images", "history", "task"
+        if self.handoff is Handoff.CONTEXT:
+            return "images", "task"
+        return ("task", "state") if self.state_input is StateInput.PROMPT_BINS else ("task",)
 
     @property
     def rows(self) -> int:

@@ -203,7 +203,8 @@ class PolicyRuntime:
         shape = (self.manifest.rows, self.manifest.action.padded)
         if noise is None:
             return standard_normal(seed, shape, stream)
-        given = np.asarray(noise, dtype=np.float32)
+        with np.errstate(over="ignore"):
+            given = np.asarray(noise, dtype=np.float32)
         if given.shape != shape or not np.isfinite(given).all():
             raise ObservationError(f"the noise has shape {given.shape}; want finite float32 of shape {shape}.")
         return given

@@ -118,7 +118,7 @@ class RealTimeChunking:
         """For a chunk that is expected this long after its observation; ``fade`` actions later the earlier chunk, which
         has ``committed`` actions left, is let go.
         """
-        delay = min(math.ceil(seconds / step_time - 1e-9), committed)
+        delay = min(max(math.ceil(seconds / step_time - 1e-9), 0), committed)
         return cls(delay, min(delay + fade, committed))
 
     def row_weights(self, rows: int) -> np.ndarray:

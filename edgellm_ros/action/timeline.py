@@ -101,14 +101,14 @@ class ChunkTimeline:
         """What to follow from ``now`` (nanoseconds, the clock of the chunk's stamp) on.
 
         The first chunk after a start or ``clear`` is followed from its first row: its times count from ``now``,
-        because nothing moved while it was computed.
+        because nothing moved while it was computed. Those of a path never move: a vehicle may have rolled on.
 
         :param check: is given the plan, and the row that was followed one step before it (None where none was); what
             it raises leaves everything as it was.
         :raises ChunkError: every row of a later chunk was due before ``now``; the sentence says by how much.
         """
         old = self._plan
-        first = old is None and chunk.stamp >= self._rest
+        first = old is None and chunk.stamp >= self._rest and chunk.path is None
         due = chunk.due + (max(now - chunk.stamp, 0) if first else 0)
         rows = np.asarray(chunk.rows, dtype=np.float64)
         ahead = int(np.searchsorted(due, now, side="right"))

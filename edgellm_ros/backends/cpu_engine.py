@@ -205,7 +205,8 @@ def _open_session(path: Path, threads: int, weights: Mapping[str, np.ndarray]) -
         )
     except Exception as error:  # ONNX Runtime's exceptions share no base but this
         raise BackendError(
-            f"{path} does not load in onnxruntime {onnxruntime.__version__}: {first_line(error)}"
+            f"{path} does not load in onnxruntime {onnxruntime.__version__} ({first_line(error).rstrip('.')}); build "
+            "the engine directory again, or install another version of onnxruntime."
         ) from error
 
 

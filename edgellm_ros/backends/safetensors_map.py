@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import EngineDirectoryError
+from ..json_values import LARGEST_FILE, whole_number, without_repeats
 from .base import DataType
 
 SINGLE_FILE = "model.safetensors"
@@ -38,12 +39,12 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
             if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
                 raise EngineDirectoryError(f"{path} is not a safetensors file; build the engine directory again.")
-            header = json.loads(file.read(length))
+            header = json.loads(file.read(length), object_pairs_hook=without_repeats)
     except OSError as error:
         raise EngineDirectoryError(
             f"{path} cannot be read ({error.strerror}); build the engine directory again."
         ) from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise EngineDirectoryError(f"{path} has a damaged header; build the engine directory again.") from None
     if not isinstance(header, dict):
         raise EngineDirectoryError(f"{path} has a damaged header; build the engine directory again.")
@@ -58,8 +59,8 @@ def map_tensor(path: Path, name: str, header: Mapping[str, Any], start: int) -> 
     try:
         entry = header[name]
         dtype = _TYPES[entry["dtype"]]
-        shape = tuple(int(size) for size in entry["shape"])
-        first, last = (int(offset) for offset in entry["data_offsets"])
+        shape = tuple(whole_number("a dimension", size, 1) for size in entry["shape"])
+        first, last = (whole_number("an offset", offset, 0, LARGEST_FILE) for offset in entry["data_offsets"])
     except KeyError as error:
         raise EngineDirectoryError(
             f"{path} has no usable tensor {name!r} ({error.args[0]}); want one of {', '.join(sorted(_TYPES))}."
@@ -67,7 +68,7 @@ def map_tensor(path: Path, name: str, header: Mapping[str, Any], start: int) -> 
     except (TypeError, ValueError):
         raise EngineDirectoryError(f"{path} describes {name!r} wrongly; build the engine directory again.") from None
     wanted = math.prod(shape) * dtype.numpy.itemsize
-    if last - first != wanted or first < 0 or start + last > path.stat().st_size or wanted == 0:
+    if last - first != wanted or start + last > path.stat().st_size:
         raise EngineDirectoryError(
             f"{path} holds {last - first} bytes for {name!r} {shape}; want {wanted}: build the engine directory again."
         )
@@ -83,7 +84,7 @@ def weight_files(folder: Path) -> list[Path]:
         if (folder / INDEX_FILE).is_file():
             shards = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))["weight_map"].values()
             return [folder / Path(name).name for name in sorted(set(shards))]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise EngineDirectoryError(f"{folder / INDEX_FILE} is damaged; fetch the checkpoint again.") from None
     if not (folder / SINGLE_FILE).is_file():
         raise EngineDirectoryError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}; want a checkpoint's folder.")

@@ -14,7 +14,8 @@ from .base import TokenSpan
 
 SMALLEST_NORM = 1e-8
 ROWS_AT_ONCE = 256  # of a product with a pivot; bounds the copy in 32-bit numbers
-_UNLIKE_ANYTHING = 2.0  # beyond every cosine: a row that is not finite is no better than any other
+_UNLIKE_ANYTHING = np.float32(2)  # beyond every cosine: a row that is not finite is no better than any other
+_TAKEN = np.float32(np.inf)
 
 # cosines of the rows of each span to its pivots, float32 [pivots, rows], for spans with their pivots' rows
 Cosines = Callable[[Sequence[tuple[TokenSpan, np.ndarray]]], Sequence[np.ndarray]]
@@ -61,31 +62,36 @@ def choose_rows(
     shared = text[_largest(magnitudes[text], text_pivots)]
     own = [span.start + _largest(magnitudes[span.start : span.stop], min(image_pivots, span.quota)) for span in spans]
     pivots = [np.concatenate([some, shared]).astype(np.int32) for some in own]
-    for span, some, values in zip(spans, own, cosines(list(zip(spans, pivots, strict=True))), strict=True):
+    for span, some, found in zip(spans, own, cosines(list(zip(spans, pivots, strict=True))), strict=True):
         keep[some] = True
         left = span.quota - len(some)
-        pool = np.setdiff1d(np.arange(span.start, span.stop), some)
+        values = np.where(found <= _UNLIKE_ANYTHING, found, _UNLIKE_ANYTHING)
+        values[:, some - span.start] = _TAKEN
         for index, row in enumerate(values):
             count = -(-left // (len(values) - index))
             if not count:
                 break
-            chosen = _smallest(row[pool - span.start], count)
-            keep[pool[chosen]] = True
-            pool = np.delete(pool, chosen)
+            chosen = _smallest(row, count)
+            keep[span.start + chosen] = True
+            values[index + 1 :, chosen] = _TAKEN
             left -= count
     return np.flatnonzero(keep).astype(np.int32)
 
 
 def _largest(values: np.ndarray, count: int) -> np.ndarray:
     """Places of the ``count`` largest values, largest first, the lower place where they are equal."""
-    return np.argsort(-values, kind="stable")[:count]
+    ranks = np.where(np.isnan(values), np.inf, -values)
+    chosen = np.sort(_smallest(ranks, count))
+    return chosen[np.argsort(ranks[chosen], kind="stable")]
 
 
 def _smallest(values: np.ndarray, count: int) -> np.ndarray:
     """Places of the ``count`` smallest values in any order, the lower places where they are equal."""
-    values = np.where(np.isnan(values), np.float32(_UNLIKE_ANYTHING), values)
-    if count >= len(values):
-        return np.arange(len(values))
+    if not 0 < count < len(values):
+        return np.arange(min(count, len(values)))
     bound = np.partition(values, count - 1)[count - 1]
-    below = np.flatnonzero(values < bound)
-    return np.concatenate([below, np.flatnonzero(values == bound)[: count - len(below)]])
+    chosen = np.flatnonzero(values <= bound)
+    if len(chosen) == count:
+        return chosen
+    below = values[chosen] < bound
+    return np.concatenate([chosen[below], chosen[~below][: count - np.count_nonzero(below)]])

@@ -23,6 +23,7 @@ from ..engine_format import (
     BuilderLimits,
     Manifest,
 )
+from ..file_sample import file_samples
 from .adapters import AdapterLimits
 from .build_plan import BuildPlan, dump_json, plan_build
 from .checkpoint import Checkpoint, open_checkpoint
@@ -119,6 +120,7 @@ def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: Progres
         licence=plan.checkpoint.licence,
         fingerprint=fingerprint,
         files=sizes,
+        samples=file_samples(directory, sizes),
     )
     _write_file(directory / MANIFEST_FILE, dump_json(manifest.to_json()))
 

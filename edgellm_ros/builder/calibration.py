@@ -17,6 +17,7 @@ import numpy as np
 
 from ..engine_format import GRAPH_FILE
 from ..errors import CheckpointError
+from ..tokenizer_failures import tokenizer_failures
 from .calibration_text import CALIBRATION_TEXT
 from .families.base import DecoderConfig
 from .families.decoder import EMBEDDING, build_decoder
@@ -145,7 +146,9 @@ class Calibration:
 
     def _token_ids(self, tokenizer_files: Mapping[str, bytes]) -> np.ndarray:
         """Ids of the text, int64 [windows, window]; a text that is too short is repeated."""
-        found = read_tokenizer(tokenizer_files).encode(CALIBRATION_TEXT).ids
+        tokenizer = read_tokenizer(tokenizer_files)
+        with tokenizer_failures(CheckpointError, "fails on a text in English", "build with --no-calibration"):
+            found = tokenizer.encode(CALIBRATION_TEXT).ids
         ids = np.array(found, dtype=np.int64)
         ids = ids[ids < self._config.vocab_size][: self._windows * self._window]
         if not ids.size:

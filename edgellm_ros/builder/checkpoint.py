@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import CheckpointError
+from ..json_values import is_folder, is_there
 from .wheel_models import WHEEL_MODELS
 
 
@@ -93,11 +94,11 @@ def open_checkpoint(source: Path | str) -> Checkpoint:
         files = model.files()
         return GGUFCheckpoint(*files, name=model.name_of(files[0]), digest=model.digest())
     path = Path(source)
-    if path.is_dir():
+    if is_folder(path):
         return PolicyCheckpoint(path) if is_policy(path) else HuggingFaceCheckpoint(path)
-    if path.suffix == ".gguf" and path.exists():
+    if path.suffix == ".gguf" and is_there(path):
         return GGUFCheckpoint(path)
-    found = "a file that is not GGUF" if path.exists() else "nothing"
+    found = "a file that is not GGUF" if is_there(path) else "nothing"
     raise CheckpointError(
         f"{path} holds {found}; want a Hugging Face folder, a .gguf file or one of the words "
         f"{', '.join(WHEEL_MODELS)}: check the path."

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ from pathlib import Path
 
 from ..engine_format import MANIFEST_FILE, open_engine_directory
 from ..errors import EngineDirectoryError
+from ..json_values import read_json, shown
 
+_PLAN = re.compile(r"\.(engine|timing\.cache)(\.|$)")  # what a compilation for a GPU adds
 SPARE_BYTES = 32 << 20  # left free for the rest of the machine
 
 
@@ -41,26 +44,51 @@ def check_place(output: Path, needed: int) -> None:
     """
     try:
         _check_place(output, needed)
-    except OSError as error:
-        raise EngineDirectoryError(f"{output} cannot be written ({error.strerror}); check the place.") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise EngineDirectoryError(f"{output} cannot be written ({reason}); check the place.") from None
 
 
 def _check_place(output: Path, needed: int) -> None:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        output.lstat()  # refuses what can be no path
     parent = next((folder for folder in output.parents if folder.exists()), output)
     if not os.access(parent, os.W_OK | os.X_OK) or not parent.is_dir():
         raise EngineDirectoryError(f"{output} cannot be written (no folder may be made in {parent}); check the place.")
     if output.is_symlink() or (output.exists() and not output.is_dir()):
         raise EngineDirectoryError(f"{output} is not a folder; choose another place for the engine directory.")
-    if output.is_dir() and any(output.iterdir()) and not (output / MANIFEST_FILE).is_file():
-        raise EngineDirectoryError(
-            f"{output} holds files that are no engine directory; choose another place, or empty it."
-        )
+    if output.is_dir() and any(output.iterdir()):
+        _check_replaceable(output)
     free = shutil.disk_usage(parent).free
     if free < needed + SPARE_BYTES:
         raise EngineDirectoryError(
             f"{output.parent} has {_readable(free)} free; want {_readable(needed + SPARE_BYTES)} for the engine "
             "directory: free some space or choose another disk."
         )
+
+
+def _check_replaceable(output: Path) -> None:
+    """:raises EngineDirectoryError: a folder with files that no build put there, which a new one would take along."""
+    try:
+        content = read_json(output / MANIFEST_FILE)
+    except EngineDirectoryError:
+        content = {}
+    files = content.get("files")
+    if "fingerprint" not in content or not isinstance(files, dict):
+        raise EngineDirectoryError(
+            f"{output} holds files that are no engine directory; choose another place, or empty it."
+        )
+    for path in output.rglob("*"):
+        name = path.relative_to(output).as_posix()
+        if (
+            name not in {MANIFEST_FILE, *files}
+            and not _PLAN.search(path.name)
+            and (path.is_symlink() or not path.is_dir())
+        ):
+            raise EngineDirectoryError(
+                f"{output} holds {shown(name)}, which no build put there and which would be lost; move it away, or "
+                "choose another place."
+            )
 
 
 def _remove_abandoned(output: Path) -> None:

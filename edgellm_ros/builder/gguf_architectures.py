@@ -40,6 +40,9 @@ _SANDWICH_NAMES = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+# keys under which a file says that its numbers are other ones, and the values that say they are not
+_NEUTRAL_SCALING = {"attn_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0}
+_OTHER_NUMBERS = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
 _LAYER_NAME = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
 
 
@@ -145,6 +148,11 @@ def read_config(metadata: GGUFMetadata, entries: Entries, rope_factors: list[flo
     for key in ("attention.value_length", "rope.dimension_count"):
         if metadata.number(prefix + key, head_dim) != head_dim:
             raise metadata.fail(prefix + key, f"the head size {head_dim}")
+    for key in _OTHER_NUMBERS:
+        if prefix + key in metadata:
+            raise metadata.fail(prefix + key, "none for this architecture")
+    if not metadata.switch(prefix + "attention.causal", True):
+        raise metadata.fail(prefix + "attention.causal", "true: a query sees only what stands before it")
     embedding = entries.get("token_embd.weight")
     if embedding is None:
         raise CheckpointError(f"{metadata.path} lacks tensor 'token_embd.weight'; fetch the file again.")
@@ -174,16 +182,22 @@ def read_config(metadata: GGUFMetadata, entries: Entries, rope_factors: list[flo
 
 
 def _rope_scaling(metadata: GGUFMetadata, prefix: str, factors: list[float] | None) -> dict[str, Any] | None:
+    scaling = prefix + "rope.scaling."
+    factor = next((key for key in (scaling + "factor", prefix + "rope.scale_linear") if key in metadata), None)
+    kind = metadata.text(scaling + "type", "none" if factor is None else "linear")
     if factors is not None:
+        if kind != "none":
+            raise metadata.fail(scaling + "type", f"none beside the tensor {ROPE_FACTORS!r}")
         return {"rope_type": "frequency_factors", "factors": factors}
-    kind = metadata.text(prefix + "rope.scaling.type", "none")
     if kind == "none":
         return None
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": metadata.real(prefix + "rope.scaling.factor")}
-    original = prefix + "rope.scaling.original_context_length"
-    if original in metadata:
-        scaling["original_max_position_embeddings"] = metadata.number(original)
-    attention = prefix + "rope.scaling.attn_factor"
-    if metadata.real(attention, 1.0) != 1.0:
-        raise metadata.fail(attention, "1.0 or none")
-    return scaling
+    for name, neutral in _NEUTRAL_SCALING.items():
+        if metadata.real(scaling + name, neutral) != neutral:
+            raise metadata.fail(scaling + name, f"{neutral} or none")
+    found: dict[str, Any] = {"rope_type": kind, "factor": metadata.real(factor or scaling + "factor")}
+    if scaling + "original_context_length" in metadata:
+        found["original_max_position_embeddings"] = metadata.number(scaling + "original_context_length")
+    for name in ("beta_fast", "beta_slow"):
+        if f"{scaling}yarn_{name}" in metadata:
+            found[name] = metadata.real(f"{scaling}yarn_{name}")
+    return found

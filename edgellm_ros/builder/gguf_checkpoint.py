@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError
+from .families.config_values import WIDEST_HEAD
 from .gguf_architectures import ROPE_FACTORS, architecture_of, read_config
 from .gguf_file import GGUFFile
 from .gguf_metadata import GGUFMetadata
@@ -37,7 +38,13 @@ class GGUFCheckpoint:
             self._names = {self._architecture.huggingface_name(name): name for name in names}
             factors = None
             if ROPE_FACTORS in entries:
-                factors = self._gguf.read_rows(ROPE_FACTORS, 0, entries[ROPE_FACTORS].shape[0]).ravel().tolist()
+                shape = entries[ROPE_FACTORS].shape
+                if len(shape) != 1 or shape[0] > WIDEST_HEAD:
+                    raise CheckpointError(
+                        f"tensor {ROPE_FACTORS!r} in {path} has the shape {list(shape)}; want one number for two of a "
+                        "head: fetch the file again."
+                    )
+                factors = self._gguf.read_rows(ROPE_FACTORS, 0, shape[0]).tolist()
             self.config: Mapping[str, Any] = read_config(self._metadata, entries, factors)
             self.eos_token_ids = end_token_ids(self._metadata)
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from dataclasses import dataclass
@@ -127,6 +128,10 @@ class GGUFFile:
             if name in entries:
                 raise self._fail(f"the tensor {name!r} occurs twice")
             entries[name] = self._entry(name, shape, kind, offset, data_start)
+        for name, following in itertools.pairwise(sorted(entries, key=lambda name: entries[name].offset)):
+            entry = entries[name]
+            if entry.offset + entry.shape[0] * entry.row_bytes > entries[following].offset:
+                raise self._fail(f"the tensors {name!r} and {following!r} share bytes")
         return metadata, entries
 
     def _value(self, cursor: _Cursor, key: str, kind: int) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..engine_format import CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from ..errors import CheckpointError
+from ..json_values import without_repeats
 from .bounded_file import BoundedFile
 from .safetensors_file import SafetensorsFile
 
@@ -46,7 +47,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """
     try:
         text = read_bytes(path).decode("utf-8-sig")
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=without_repeats)
         if _HALF_A_CHARACTER.search(text):
             json.dumps(content, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..action.normalization import IDENTITY, EpsilonRule, Normalization, NormalizationKind
 from ..errors import CheckpointError, PolicyError
+from ..json_values import finite_number, shown
 from .checkpoint import Checkpoint
 from .huggingface_checkpoint import CONFIG, PROCESSOR_FILES, HuggingFaceCheckpoint, read_bytes, read_json_object
 from .openpi_layout import is_openpi, refuse_other_layouts, statistics_files
@@ -166,20 +167,20 @@ class PolicyCheckpoint(HuggingFaceCheckpoint):
         :raises CheckpointError: the statistics are missing, of another width, or of a kind that is not known.
         """
         step = self._step(PIPELINES[feature])
-        modes = (step or {}).get("config", {}).get("norm_map") or self.config.get("normalization_mapping") or {}
-        mode = modes.get(kind)
+        settings = (step or {}).get("config", {})
+        modes = settings.get("norm_map") or self.config.get("normalization_mapping") or {}
+        mode = modes.get(kind) if isinstance(modes, dict) else modes
         if mode == "IDENTITY":
             return IDENTITY
-        if mode not in _MODES:
+        if not isinstance(mode, str) or mode not in _MODES:
             raise CheckpointError(
-                f"the policy normalises {kind} by {mode!r}; want IDENTITY or one of {', '.join(_MODES)}."
+                f"the policy normalises {kind} by {shown(mode)}; want IDENTITY or one of {', '.join(_MODES)}."
             )
         shape, low, high, rule = _MODES[mode]
         least, most = (self._statistic(step, feature, name, width) for name in (low, high))
-        epsilon = float((step or {}).get("config", {}).get("eps", 1e-8))
         try:
-            return Normalization(shape, least, most, epsilon, rule)
-        except PolicyError as error:
+            return Normalization(shape, least, most, finite_number("eps", settings.get("eps", 1e-8)), rule)
+        except (PolicyError, ValueError) as error:
             raise CheckpointError(f"{self.path}: {feature}: {error}") from None
 
     def _step(self, pipeline: str) -> Mapping[str, Any] | None:

@@ -23,11 +23,12 @@ from typing import Any
 
 from ..action.policy_manifest import ActionMeaning, CameraSlot
 from ..errors import CheckpointError, MissingPackageError
-from ..json_values import finite_number, plain_text, shown
+from ..json_values import finite_number, is_file, plain_text, read_text, shown
 
 DEFAULT_STEP_TIME = 1 / 30
 UNKNOWN_UNIT = "unknown"
 SETTINGS_FILE = "policy_settings.yaml"
+MOST_BYTES = 1 << 20
 _KEYS = ("meaning", "step_time", "optional_cameras", "embodiment", "contract")
 _PARTS = ("state", "action")
 
@@ -82,7 +83,7 @@ class PolicySettings:
 def settings_file(source: Path | str, given: Path | None) -> Path | None:
     """The file that was given, or the one in the checkpoint's folder ``source``; None where there is neither."""
     beside = Path(source) / SETTINGS_FILE
-    return beside if given is None and beside.is_file() else given
+    return beside if given is None and is_file(beside) else given
 
 
 def read_policy_settings(path: Path | None, contract: str | None = None) -> PolicySettings:
@@ -101,8 +102,11 @@ def read_policy_settings(path: Path | None, contract: str | None = None) -> Poli
             "the package pyyaml is not installed; want it for policy settings: pip install pyyaml."
         ) from None
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        text = read_text(path, CheckpointError, "want YAML in UTF-8", MOST_BYTES)
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            raise CheckpointError(f"{path} repeats a part by an alias; write it out.")  # a few make gigabytes
+        content = yaml.safe_load(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise CheckpointError(f"{path} cannot be read as YAML ({str(error).splitlines()[0]}); check it.") from None
     if not isinstance(content, dict) or set(content) - {*_KEYS, *_PARTS}:
         raise CheckpointError(f"{path} holds {shown(content)}; want the keys {', '.join(_KEYS)}, state and action.")

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError
+from ..json_values import is_folder
 from .action_families import find_family, groot_files, pi_files, smolvla_files
 from .checkpoint import Checkpoint
 from .huggingface_checkpoint import CONFIG, read_json_object
@@ -152,7 +153,7 @@ def open_random(path: Path, seed: int = 0) -> Checkpoint:
 
     :raises CheckpointError: it is missing, damaged, or no family builds it.
     """
-    file = path / CONFIG if path.is_dir() else path
+    file = path / CONFIG if is_folder(path) else path
     if file.name == CONFIG and is_policy(file.parent):
         return RandomPolicyCheckpoint(file, seed)
     return open_random_checkpoint(path, seed)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..engine_format import CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from ..errors import CheckpointError
+from ..json_values import is_file, is_folder
 from .elements import SAFETENSORS_NAMES, encode
 from .families import read_config
 from .families.decoder import decoder_tensors
@@ -152,9 +153,9 @@ def open_random_checkpoint(path: Path, seed: int = 0) -> RandomCheckpoint:
 
     :raises CheckpointError: it is missing, damaged, or no family builds it.
     """
-    file = path / CONFIG if path.is_dir() else path
+    file = path / CONFIG if is_folder(path) else path
     found = {name: file.parent / name for name in PROCESSOR_FILES}
-    files = {name: read_bytes(place) for name, place in found.items() if place.is_file()}
+    files = {name: read_bytes(place) for name, place in found.items() if is_file(place)}
     return RandomCheckpoint(read_json_object(file), seed, files)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError
+from ..json_values import without_repeats
 from .bounded_file import BoundedFile
 
 MAX_HEADER_BYTES = 100 * 2**20
@@ -33,19 +35,17 @@ class SafetensorsEntry:
     shape: tuple[int, ...]
     offset: int
 
+    @property
+    def size(self) -> int:
+        """Bytes of its data."""
+        return math.prod(self.shape) * _SIZES[self.dtype]
+
 
 def to_float32(data: bytes, dtype: str) -> np.ndarray:
     """Little-endian F32, F16 or BF16 bytes as a flat float32 array; exact."""
     if dtype == "BF16":
         return (np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
     return np.frombuffer(data, dtype="<f4" if dtype == "F32" else "<f2").astype(np.float32)
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return content
 
 
 class SafetensorsFile:
@@ -71,14 +71,19 @@ class SafetensorsFile:
             raise self._fail(f"its header claims {length} bytes and 2 to {MAX_HEADER_BYTES} are allowed")
         text = self.file.read(8, length, "the header")
         try:
-            header = json.loads(text.decode("utf-8"), object_pairs_hook=_no_duplicates)
+            header = json.loads(text.decode("utf-8"), object_pairs_hook=without_repeats)
         except (ValueError, RecursionError) as error:
             raise self._fail(f"its header is not valid JSON ({error})") from None
         if not isinstance(header, dict):
             raise self._fail("its header is not a JSON object")
         header.pop("__metadata__", None)
         data_start = 8 + length
-        return {name: self._entry(name, row, data_start) for name, row in header.items()}
+        entries = {name: self._entry(name, row, data_start) for name, row in header.items()}
+        ordered = sorted(entries, key=lambda name: (entries[name].offset, entries[name].size))
+        for name, following in itertools.pairwise(ordered):
+            if entries[name].offset + entries[name].size > entries[following].offset:
+                raise self._fail(f"the tensors {name!r} and {following!r} share bytes")
+        return entries
 
     def _entry(self, name: str, row: Any, data_start: int) -> SafetensorsEntry:
         try:

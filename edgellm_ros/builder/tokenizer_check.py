@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..engine_format import CHAT_TEMPLATE_FILE, TOKENIZER_FILE
 from ..errors import CheckpointError
+from ..tokenizer_failures import tokenizer_failures
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -19,12 +20,8 @@ def read_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
     """
     from tokenizers import Tokenizer
 
-    try:
+    with tokenizer_failures(CheckpointError, "is no tokenizer that can be loaded", "fetch it again"):
         return Tokenizer.from_str(files[TOKENIZER_FILE].decode())
-    except Exception as error:  # the exceptions of tokenizers share no base but this
-        raise CheckpointError(
-            f"{TOKENIZER_FILE} is no tokenizer that can be loaded ({str(error).strip()}); fetch it again."
-        ) from None
 
 
 def check_tokenizer_files(files: Mapping[str, bytes]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from .. import __version__
 from ..engine_format import CONFIG_FILE, MANIFEST_FILE, VISUAL_DATA_FILE, VISUAL_GRAPH_FILE, Manifest
 from ..errors import CheckpointError
+from ..file_sample import file_samples
 from ..vision.processor_settings import LEVELS
 from .checkpoint import Checkpoint
 from .graph import Graph
@@ -146,6 +147,7 @@ def write_vision(
         licence=source[1],
         fingerprint=source[2],
         files=sizes,
+        samples=file_samples(directory, sizes),
     )
     write_file(directory / MANIFEST_FILE, _dump(manifest.to_json()))
     return {**sizes, MANIFEST_FILE: (directory / MANIFEST_FILE).stat().st_size}

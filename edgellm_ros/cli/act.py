@@ -9,10 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..backends.registry import NAMES as BACKENDS
 from ..errors import ObservationError, RequestError
 
 if TYPE_CHECKING:
     from ..action.chunk import ActionChunk
+
+MOST_BYTES = 1 << 30  # of an observation; a small archive may say that it holds far more than there is memory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,28 +32,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--noise", metavar="X0.npy", help="starting noise [horizon, padded] instead of a seed's")
     parser.add_argument("--noise-seed", type=int, metavar="N", help="seed of the starting noise (default: 5)")
     parser.add_argument("--steps", type=int, default=0, metavar="N", help="denoise steps (default: the policy's own)")
-    parser.add_argument("--temperature", type=float, help="of what a policy says first (default: the policy's own)")
-    parser.add_argument("--backend", default="auto", help="auto, onnxruntime, ... (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=0, help="of the engines (default: all physical cores)")
+    parser.add_argument(
+        "--temperature", type=float, metavar="T", help="of what a policy says first (default: the policy's own)"
+    )
+    parser.add_argument(
+        "--backend", default="auto", metavar="NAME", help=f"{', '.join(BACKENDS)} (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=0, metavar="N", help="of the engines (default: all physical cores)"
+    )
     parser.add_argument("--json", action="store_true", help="print the chunk as JSON")
 
 
 def read_arrays(path: Path) -> dict[str, Any]:
     """The arrays of an .npz file; nothing in it is executed.
 
-    :raises ObservationError: missing, no such file, or with objects that are no plain arrays.
+    :raises ObservationError: missing, no such file, larger than ``MOST_BYTES``, or with objects that are no plain
+        arrays.
     """
     import numpy as np
 
     try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        if size > MOST_BYTES:
+            raise ValueError(f"it holds {size} bytes, want {MOST_BYTES} at most")
         with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise ValueError("a single array")
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, MemoryError) as error:
+            found = {name: file[name] for name in file.files}
+    except Exception as error:  # of a damaged file, which numpy and its unpackers have no class of their own for
         raise ObservationError(
             f"{path} cannot be read as an .npz file ({_reason(error)}); write it with numpy.savez."
         ) from None
+    for name, array in found.items():
+        if not isinstance(array, np.ndarray):
+            raise ObservationError(f"{path} holds {name!r}, which is no array; write it with numpy.savez.")
+    return found
 
 
 def read_array(path: Path) -> Any:
@@ -59,7 +75,7 @@ def read_array(path: Path) -> Any:
 
     try:
         array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError, MemoryError) as error:
+    except Exception as error:  # see ``read_arrays``
         raise ObservationError(
             f"{path} cannot be read as an .npy file ({_reason(error)}); write it with numpy.save."
         ) from None
@@ -92,6 +108,8 @@ def run(arguments: argparse.Namespace) -> int:
     noise = read_array(Path(arguments.noise)) if arguments.noise else None
     with PolicyRuntime(arguments.engine_dir, backend=arguments.backend, threads=arguments.threads) as runtime:
         state = numbers["state"]
+        if numbers["history"] is not None and runtime.manifest.driving is None:
+            raise ObservationError(f"{arguments.observation} has a history, and this policy takes none: leave it out.")
         if state is None and runtime.manifest.state.width:
             raise ObservationError(f"{arguments.observation} has no array 'state'; want it and one for each camera.")
         if arguments.temperature is not None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from ..builder.adapters import AdapterLimits
@@ -30,9 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision",
         default="fp32",
+        metavar="NAME",
         help="fp32, fp16 or bf16 (for a GPU; bf16 for TensorRT), int8 or int4 (default: %(default)s)",
     )
-    parser.add_argument("--block-size", type=int, help="weights of int4 that share a scale: 32 (default) or 64")
+    parser.add_argument(
+        "--block-size", type=int, metavar="N", help="weights of int4 that share a scale: 32 (default) or 64"
+    )
     parser.add_argument(
         "--no-calibration",
         action="store_true",
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--vision-precision",
+        metavar="NAME",
         help="of the image tower: fp32, fp16, bf16 or int8 (default: that of the text, int8 for int4)",
     )
     parser.add_argument("--text-only", action="store_true", help="leave the image tower of the model out")
@@ -71,7 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--lora-rank", type=int, metavar="R", help="leave room for LoRA adapters of up to this rank")
     parser.add_argument(
-        "--lora-slots", type=int, metavar="N", help="adapters that one batch may use at most, with --lora-rank (4)"
+        "--lora-slots",
+        type=int,
+        metavar="N",
+        help="adapters that one batch may use at most, with --lora-rank (default: 4)",
     )
     parser.add_argument(
         "--lora-targets",
@@ -88,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="CHECKPOINT is a config.json: build an engine of its shape with random weights and a byte tokenizer",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the random weights (default: %(default)s)")
+    parser.add_argument("--seed", type=int, metavar="N", help="of the random weights (default: 0)")
     parser.add_argument(
         "--policy-settings",
         type=Path,
@@ -98,10 +103,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy-contract", metavar="NAME", help="robot that a policy of openpi is for: libero, droid or aloha"
     )
-    parser.add_argument("--max-batch", type=int, help=f"sequences at a time (default: {DEFAULT_BATCH})")
-    parser.add_argument("--max-input", type=int, help=f"tokens of a prompt (default: {DEFAULT_INPUT})")
+    parser.add_argument("--max-batch", type=int, metavar="N", help=f"sequences at a time (default: {DEFAULT_BATCH})")
+    parser.add_argument("--max-input", type=int, metavar="N", help=f"tokens of a prompt (default: {DEFAULT_INPUT})")
     parser.add_argument(
-        "--max-kv", type=int, help=f"tokens of a prompt and its answer (default: {DEFAULT_CAPACITY}, or the model's)"
+        "--max-kv",
+        type=int,
+        metavar="N",
+        help=f"tokens of a prompt and its answer (default: {DEFAULT_CAPACITY}, or the model's)",
     )
 
 
@@ -162,16 +170,22 @@ def _adapter_limits(arguments: argparse.Namespace) -> AdapterLimits | None:
     return AdapterLimits(arguments.lora_rank, 4 if slots is None else slots, names)
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def _random_seed(arguments: argparse.Namespace) -> int | None:
+    """None where the weights are not random."""
+    if not arguments.random_weights:
+        if arguments.seed is not None:
+            raise CheckpointError("--seed is given without --random-weights; add it.")
+        return None
+    return 0 if arguments.seed is None else int(arguments.seed)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Build; 0 when the directory stands. A termination leaves as little behind as an interrupt."""
-    limits = _limits(arguments)
+    """Build; 0 when the directory stands."""
+    limits, seed = _limits(arguments), _random_seed(arguments)
     if arguments.plan:
         check_lowering(arguments.lowering)
-    signal.signal(signal.SIGTERM, _terminate)
+    if not arguments.output:
+        raise CheckpointError("OUT is empty; name the engine directory to write.")
     line = ProgressLine()
     start = time.monotonic()
     skipped = False
@@ -192,7 +206,7 @@ def run(arguments: argparse.Namespace) -> int:
         "hidden_states": arguments.hidden_states,
         "weightless": arguments.weightless,
         "lora": _adapter_limits(arguments),
-        "random_seed": arguments.seed if arguments.random_weights else None,
+        "random_seed": seed,
         "policy_settings": arguments.policy_settings,
         "policy_contract": arguments.policy_contract,
     }

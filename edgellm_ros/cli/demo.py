@@ -14,31 +14,47 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import EdgeLLMError, RequestError
 from .assignment import assignment
-from .demo_terminal import Interrupts, columns, end_for_sure, read_line, show_progress
+from .demo_terminal import Interrupts, columns, end_for_sure, read_line, seed_of, show_progress
 from .engine_cache import TABLETOP, build_tabletop, cached_engine_directory
-from .node_session import LAST_DOMAIN, NodeSession, check_ros, keep, node_session, say, set_environment
+from .node_session import (
+    LAST_DOMAIN,
+    LAST_PIECES_TIMEOUT,
+    NodeSession,
+    check_ros,
+    keep,
+    node_session,
+    say,
+    set_environment,
+)
 
 if TYPE_CHECKING:
     from ..tabletop.node_episodes import NodeEpisode
 
 FIRST_SEED = 100  # far from any that the evaluation starts with
+LATE = 250.0  # ms of the world behind their pictures; chunks that late cost success
 HELP = "a task, a question ending in '?', 'reset [SEED]', 'set PARAMETER VALUE', 'quit'; Enter alone takes the task"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--task", action="append", default=[], metavar="TEXT", help="do this, or answer it; then end")
-    parser.add_argument("--seed", type=int, default=FIRST_SEED, help="of the first scene (default: %(default)s)")
+    parser.add_argument(
+        "--task", action="append", default=[], metavar="TEXT", help="do or answer this, then end; repeatable"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=FIRST_SEED, metavar="N", help="of the first scene (default: %(default)s)"
+    )
     parser.add_argument(
         "--headless", action="store_true", help="one episode of each task and question; the exit status is its success"
     )
-    parser.add_argument("--speed", type=float, default=1.0, help="simulated seconds in one second (default: 1)")
+    parser.add_argument(
+        "--speed", type=float, default=1.0, metavar="X", help="simulated seconds in one second (default: 1)"
+    )
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="PARAMETER=VALUE",
-        help="a parameter of the node, such as action.noise_seed=7 or visual_pruner.enabled=true",
+        help="a parameter of the node, such as action.noise_seed=7 or visual_pruner.enabled=true; repeatable",
     )
     parser.add_argument("--keep", action="store_true", help="leave world and node running until Ctrl-C")
     parser.add_argument(
@@ -47,7 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help=f"engine directory of another policy (default: {cached_engine_directory(TABLETOP)}, built when needed)",
     )
-    parser.add_argument("--domain", type=int, help=f"ROS domain, 0 to {LAST_DOMAIN} (default: one for this process)")
+    parser.add_argument(
+        "--domain", type=int, metavar="N", help=f"ROS domain, 0 to {LAST_DOMAIN} (default: one for this process)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -106,7 +124,7 @@ class Demo:
         self._session = session
         self._client: Any = session.client
         self._live = sys.stdout.isatty()
-        self._task, self._seed = "", 0
+        self._task, self._seed, self._warned = "", 0, False
         self._interrupts = Interrupts()  # asked for nothing, outside of a conversation
 
     def set_parameters(self, changes: dict[str, Any]) -> None:
@@ -148,7 +166,7 @@ class Demo:
                 if line in ("quit", "exit"):
                     return
                 if word == "reset":
-                    self.begin(_seed(rest.strip()) if rest.strip() else self._seed + 1)
+                    self.begin(seed_of(rest.strip()) if rest.strip() else self._seed + 1)
                 elif word == "set":
                     name, value = assignment(rest.replace(" ", "=", 1))
                     self.set_parameters({name: value})
@@ -180,12 +198,23 @@ class Demo:
         return all(won)
 
     def _answer(self, question: str) -> bool:
+        from ..ros.client import spin_until
         from ..tabletop.node_episodes import answer
 
-        self._client.on_delta = lambda piece: print(piece, end="", flush=True)
+        shown = ""
+
+        def show(piece: str) -> None:
+            nonlocal shown
+            piece = piece if shown else piece.lstrip()
+            shown += piece
+            print(piece, end="", flush=True)
+
+        self._client.on_delta = show
         said, report = answer(self._client, self._session.executor, question, on_tick=self._look)
+        # Topics are not ordered among each other: the last pieces may come after the whole text.
+        whole = spin_until(self._session.executor, lambda: shown.strip() == said, LAST_PIECES_TIMEOUT if said else 0.0)
         self._client.on_delta = lambda piece: None
-        print(flush=True)
+        print("" if whole else said.removeprefix(shown), flush=True)
         if not said:
             say(f"No answer ({report['refusal_code']}): {report['refusal']}")
             return False
@@ -225,6 +254,9 @@ class Demo:
             f"followed {stale[len(stale) // 2] if stale else 0:.0f} ms after their pictures, "
             f"seed {report['seed']} of the last, {_pruner(report)}"
         )
+        if stale and stale[len(stale) // 2] > LATE and not self._warned:
+            self._warned = True
+            say("  That is late, since this machine is slow or busy; --speed 0.5 gives twice the time.")
         return episode
 
     def _look(self) -> None:
@@ -264,10 +296,3 @@ def _pruner(report: dict[str, str]) -> str:
         return "pruner off"
     kept, tokens = report["visual_tokens_kept"], report["visual_tokens"]
     return f"pruner {report['visual_pruning']}: kept {kept} of {tokens} visual tokens"
-
-
-def _seed(text: str) -> int:
-    """:raises RequestError: it is no whole number from 0 on."""
-    if not text.isdecimal():
-        raise RequestError(f"The seed is {text!r}; want a whole number from 0 on.")
-    return int(text)

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
+from ..errors import RequestError
+
 _LOOK = 0.2  # s between looks at whether it still makes sense to wait
 
 
@@ -26,6 +28,13 @@ def read_line(ended: Callable[[], bool]) -> str | None:
     if not line:
         print(flush=True)
     return line.strip() if line else None
+
+
+def seed_of(text: str) -> int:
+    """The seed that is typed. :raises RequestError: it is no whole number from 0 on."""
+    if not text.isdecimal():
+        raise RequestError(f"The seed is {text!r}; want a whole number from 0 on.")
+    return int(text)
 
 
 def columns() -> int:

@@ -9,24 +9,35 @@ import argparse
 from pathlib import Path
 
 from .engine_cache import SMOLLM2, build_smollm2, cached_engine_directory
-from .node_session import LAST_DOMAIN, NodeSession, check_ros, keep, node_session, say, set_environment
+from .node_session import (
+    LAST_DOMAIN,
+    LAST_PIECES_TIMEOUT,
+    NodeSession,
+    check_ros,
+    keep,
+    node_session,
+    say,
+    set_environment,
+)
 
 PROMPT = "What is gravity?"
 ANSWER_TIMEOUT = 120.0  # s until the answer is complete
-LAST_PIECES_TIMEOUT = 5.0  # s for what is still on its way when the answer is complete
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--prompt", default=PROMPT, help="what to ask (default: %(default)r)")
+    parser.add_argument("--prompt", default=PROMPT, metavar="TEXT", help="what to ask (default: %(default)r)")
     parser.add_argument("--keep", action="store_true", help="leave the node running until Ctrl-C")
     parser.add_argument(
         "--engine-dir",
         type=Path,
         default=cached_engine_directory(SMOLLM2),
-        help="engine directory (default: %(default)s)",
+        metavar="DIR",
+        help="engine directory (default: %(default)s, built when needed)",
     )
-    parser.add_argument("--domain", type=int, help=f"ROS domain, 0 to {LAST_DOMAIN} (default: one for this process)")
+    parser.add_argument(
+        "--domain", type=int, metavar="N", help=f"ROS domain, 0 to {LAST_DOMAIN} (default: one for this process)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

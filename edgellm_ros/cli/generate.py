@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from ..backends.registry import NAMES as BACKENDS
 from ..errors import EdgeLLMError, RequestError
 from . import guide_options, media_options
 
 _ADAPTER = "adapter"
-_CLOSED_PIPE = 141  # what a shell shows for a program that its reader left
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("engine_dir", metavar="ENGINE_DIR", help="directory that 'edgellm build' wrote")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--prompt", action="append", help="text of the user's turn; repeatable: the turns of one chat")
+    what.add_argument(
+        "--prompt", action="append", metavar="TEXT", help="text of the user's turn; repeatable: the turns of one chat"
+    )
     what.add_argument("--input-ids", metavar="1,2,3", help="token ids; no template, no tokenizer")
-    parser.add_argument("--system", default="", help="text of a system turn before it")
+    parser.add_argument("--system", default="", metavar="TEXT", help="text of a system turn before it")
     parser.add_argument(
-        "--max-tokens", type=int, default=256, metavar="N", help="most tokens to generate (%(default)s)"
+        "--max-tokens", type=int, default=256, metavar="N", help="most tokens to generate (default: %(default)s)"
     )
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 takes the most likely (default)")
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the K most likely; 0: from all")
@@ -39,13 +40,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lora", metavar="FOLDER", help="PEFT folder of an adapter to use")
     parser.add_argument("--no-chat-template", action="store_true", help="take the prompt as it is")
     parser.add_argument("--logprobs", type=int, default=0, metavar="K", help="with --json: K most likely of each token")
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="of the engine; 0: all physical cores")
+    parser.add_argument(
+        "--threads", type=int, default=0, metavar="N", help="of the engine (default: all physical cores)"
+    )
     parser.add_argument("--checkpoint", metavar="FOLDER", help="where the weights of a weightless engine lie")
     parser.add_argument(
-        "--backend", default="auto", help="auto, onnxruntime, openvino, onnxruntime_cuda, tensorrt or fake"
+        "--backend", default="auto", metavar="NAME", help=f"{', '.join(BACKENDS)} (default: %(default)s)"
     )
     parser.add_argument(
-        "--cache-mb", type=int, default=256, metavar="MB", help="memory for what turns have in common; 0: none"
+        "--cache-mb",
+        type=int,
+        default=256,
+        metavar="MB",
+        help="memory for what turns have in common; 0: none (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object a turn instead")
     parser.add_argument("--profile", action="store_true", help="with --json: times of stages, token counts and memory")
@@ -57,15 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise RequestError("--logprobs is given without --json; add it.")
     if arguments.profile and not arguments.json:
         raise RequestError("--profile is given without --json; add it.")
-    try:
-        return _generate(arguments)
-    except BrokenPipeError:
-        # The interpreter flushes standard output once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _CLOSED_PIPE
-
-
-def _generate(arguments: argparse.Namespace) -> int:
     from ..runtime.context_cache import ContextCacheConfig
     from ..runtime.inference_runtime import LLMInferenceRuntime
     from ..runtime.memory_monitor import MemoryMonitor

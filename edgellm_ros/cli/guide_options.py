@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RequestError
+from ..json_values import read_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +60,6 @@ def tools_from(arguments: argparse.Namespace) -> list[Any]:
 
 def _text(option: str, path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{option} {path} cannot be read ({error}); name a text file.") from None
+        return read_text(Path(path), RequestError, "want a text file in UTF-8")
+    except RequestError as error:
+        raise RequestError(f"{option} {error}") from None

@@ -17,7 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", metavar="NAME", help="load it on this backend too, and say which library runs which graph"
     )
-    parser.add_argument("--threads", type=int, default=0, help="with --backend (default: all physical cores)")
+    parser.add_argument(
+        "--threads", type=int, default=0, metavar="N", help="with --backend (default: all physical cores)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object: config and manifest")
 
 

@@ -6,9 +6,11 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from .. import __version__
 from ..errors import EdgeLLMError
+from .endings import CLOSED_PIPE, Terminated, discard_output, terminations
 
 # name -> (module with add_arguments(parser) and run(arguments) -> exit code, one line of help)
 COMMANDS = {
@@ -24,10 +26,24 @@ COMMANDS = {
 }
 
 
+DESCRIPTION = "Build engine directories, ask them and act with them; 'edgellm COMMAND --help' explains a command."
+EXIT_STATUS = "Exit status: 0 success, 1 a run that failed, 2 bad input, 128 and more the signal that ended it."
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; 0 is success, 1 a failed run, 2 bad input, 130 an interrupt."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="edgellm", description=__doc__)
+    """Run one subcommand; 0 is success, 1 a failed run, 2 bad input, 128 and more the signal that ended it."""
+    try:
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        discard_output()
+        return CLOSED_PIPE
+
+
+def _run(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="edgellm", description=DESCRIPTION, epilog=EXIT_STATUS)
     parser.add_argument("--version", action="version", version=f"edgellm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module_name, help_line) in COMMANDS.items():
@@ -41,13 +57,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
     try:
-        return int(arguments.run(arguments))
+        with terminations():
+            return int(arguments.run(arguments))
     except EdgeLLMError as error:
-        print(f"edgellm {arguments.command}: {error}", file=sys.stderr)
-        return 2
+        return _told(arguments.command, str(error), 2)
     except KeyboardInterrupt:
-        print(f"edgellm {arguments.command}: interrupted", file=sys.stderr)
-        return 130
+        return _told(arguments.command, "interrupted", 130)
+    except Terminated as end:
+        return _told(arguments.command, f"ended by {end}", end.exit_code)
+
+
+def _told(command: str, sentence: str, code: int) -> int:
+    with suppress(OSError):  # the terminal may be what ended
+        print(f"edgellm {command}: {sentence}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

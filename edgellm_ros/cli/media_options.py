@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RequestError
-from ..json_values import is_file
+from ..json_values import is_file, is_positive
 
 MOST_FRAMES = 768
 MOST_BYTES = 256 * 2**20  # of an image file
+LONGEST_VIDEO = 1_000_000  # frames that are looked through; nine hours at 30 Hz
+MOST_VIDEO_PIXELS = 1 << 29  # of the frames that are kept; 1.6 GB
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,16 +102,32 @@ def _image(path: Path) -> Any:
 
 
 def _video(path: Path, count: int) -> Any:
-    from ..vision.decode import MAX_PIXELS
     from ..vision.opencv import opencv
     from ..vision.processor import Video
 
     if not 1 <= count <= MOST_FRAMES:
         raise RequestError(f"--video-frames is {count}; want a whole number from 1 to {MOST_FRAMES}.")
-    cv2 = opencv()
+    opencv()
     if not is_file(path):
         raise RequestError(f"--video {path} is no file; check the path.")
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # the sentence below is all that there is to say
+    frames, total, rate = _sampled(path, count, None)
+    if len(frames) != min(count, total):  # a header that says another number than there are
+        frames, total, rate = _sampled(path, count, total)
+    if not frames:
+        raise RequestError(f"--video {path} has no frame that OpenCV reads; give another file.")
+    return Video(frames, seconds_per_frame=total / rate / len(frames))
+
+
+def _sampled(path: Path, count: int, total: int | None) -> tuple[list[Any], int, float]:
+    """``count`` frames of ``total`` (None: as many as the header says), how many there are of these, and their rate.
+
+    :raises RequestError: frames too large, alone or together.
+    """
+    from ..vision.decode import MAX_PIXELS
+    from ..vision.opencv import opencv
+
+    cv2 = opencv()
     capture = cv2.VideoCapture(str(path))
     try:
         width, height = int(capture.get(cv2.CAP_PROP_FRAME_WIDTH)), int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT))
@@ -117,18 +135,23 @@ def _video(path: Path, count: int) -> Any:
             raise RequestError(
                 f"--video {path} has frames of {width} by {height} pixels; want at most {MAX_PIXELS} in all."
             )
-        total, rate = int(capture.get(cv2.CAP_PROP_FRAME_COUNT)), float(capture.get(cv2.CAP_PROP_FPS))
-        wanted = sorted({round(index * max(total - 1, 0) / max(count - 1, 1)) for index in range(min(count, total))})
-        frames = []
-        for index in range(total):
-            if not capture.grab():
-                break
-            if index in wanted:
+        if total is None:
+            total = min(max(int(capture.get(cv2.CAP_PROP_FRAME_COUNT)), 0), LONGEST_VIDEO) or LONGEST_VIDEO
+        count = min(count, total)
+        if count * width * height > MOST_VIDEO_PIXELS:
+            raise RequestError(
+                f"{count} frames of {width} by {height} pixels of --video {path} are more than {MOST_VIDEO_PIXELS} "
+                "pixels together; give fewer --video-frames, or a smaller video."
+            )
+        wanted = {round(index * (total - 1) / max(count - 1, 1)) for index in range(count)}
+        frames, found = [], 0
+        while found < total and capture.grab():
+            if found in wanted:
                 read, frame = capture.retrieve()
                 if read:
                     frames.append(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB))
+            found += 1
+        rate = float(capture.get(cv2.CAP_PROP_FPS))
+        return frames, found, rate if is_positive(rate) else 1.0
     finally:
         capture.release()
-    if not frames:
-        raise RequestError(f"--video {path} has no frame that OpenCV reads; give another file.")
-    return Video(frames, seconds_per_frame=total / (rate or 1.0) / len(frames))

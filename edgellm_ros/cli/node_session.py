@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..ros.node_process import NodeProcess
 
 START_TIMEOUT = 120.0  # s until the node is active
+LAST_PIECES_TIMEOUT = 5.0  # s for what is still on its way when an answer is complete
 LAST_DOMAIN = 101  # ports of higher ROS domains lie where Linux puts those of clients
 
 
@@ -66,7 +67,7 @@ class NodeSession:
             code = process.exit_code
             if code is not None:
                 how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-                return f"the node {name} {how}, so there is nothing to show any more; start again."
+                return f"the node {name} {how}, and nothing goes on without it; start again."
         return ""
 
     def check(self) -> None:
@@ -166,8 +167,13 @@ def _wait_until_active(session: NodeSession, start: float) -> None:
             spin_until(session.executor, lambda: client.lifecycle == "active" and client.connected, 0.2)
             sentence = client.status.message if client.status else ""
             tick(sentence)
-            failed = client.status is not None and client.status.level == b"\x02"
-            if failed or session.ended or time.monotonic() - start > START_TIMEOUT:
-                codes = [process.exit_code for process in session.processes if process.exit_code is not None]
-                why = sentence or (f"it ended with exit code {codes[0]}" if codes else "it took too long")
-                raise EdgeLLMError(f"the node did not become active: {why}\n{session.output()}", RefusalCode.NOT_ACTIVE)
+            if client.status is not None and client.status.level == b"\x02":
+                raise EdgeLLMError(f"the node did not become active: {sentence}", RefusalCode.NOT_ACTIVE)
+            if session.ended:
+                raise EdgeLLMError(f"{session.why_ended()}\n{session.output()}".rstrip(), RefusalCode.NOT_ACTIVE)
+            if time.monotonic() - start > START_TIMEOUT:
+                said = f"; it says {sentence!r}" if sentence else ""
+                raise EdgeLLMError(
+                    f"the node did not become active within {START_TIMEOUT:g} s{said}.\n{session.output()}".rstrip(),
+                    RefusalCode.NOT_ACTIVE,
+                )

@@ -8,7 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+from ..backends.registry import NAMES as BACKENDS
 from ..errors import RequestError
+from ..json_values import read_text
 from ..runtime.perplexity import WINDOW, measure_perplexity
 
 
@@ -17,25 +19,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("engine_dir", metavar="ENGINE_DIR", help="engine directory")
     parser.add_argument("text", metavar="TEXT", help="text file, UTF-8")
     parser.add_argument(
-        "--window", type=int, default=WINDOW, metavar="N", help="most tokens that one is predicted from (%(default)s)"
+        "--window",
+        type=int,
+        default=WINDOW,
+        metavar="N",
+        help="most tokens that one is predicted from (default: %(default)s)",
     )
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="of the engine; 0: all physical cores")
-    parser.add_argument("--backend", default="auto", help="as for 'edgellm generate' (%(default)s)")
+    parser.add_argument(
+        "--threads", type=int, default=0, metavar="N", help="of the engine (default: all physical cores)"
+    )
+    parser.add_argument(
+        "--backend", default="auto", metavar="NAME", help=f"{', '.join(BACKENDS)} (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RequestError(f"{path} cannot be read ({error.strerror}); want a text file.") from None
-    except UnicodeDecodeError:
-        raise RequestError(f"{path} is not UTF-8 text; convert it.") from None
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print; 0 when it was measured."""
-    text = _read(Path(arguments.text))
+    text = read_text(Path(arguments.text), RequestError, "want a text file in UTF-8")
     start = shown = time.monotonic()
 
     def progress(done: int, total: int) -> None:

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..backends.registry import NAMES as BACKENDS
 from ..errors import RequestError
 from .node_session import LAST_DOMAIN, check_ros, node_session, set_environment
 
@@ -26,9 +27,11 @@ _LARGEST = 1_000_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument(
-        "--engine", metavar="DIR", help="engine directory (default: the shipped checkpoint, built first)"
+        "--engine-dir", metavar="DIR", help="engine directory (default: the shipped checkpoint, built first)"
     )
-    parser.add_argument("--precision", default="fp32", help="of what is built: fp32 (default) or int8")
+    parser.add_argument(
+        "--precision", default="fp32", metavar="NAME", help="of what is built, fp32 or int8 (default: %(default)s)"
+    )
     parser.add_argument("--episodes", type=int, default=60, metavar="N", help="motion tasks (default: %(default)s)")
     parser.add_argument(
         "--held-out", type=int, metavar="N", help="motion tasks with combinations never trained on (default: half)"
@@ -39,21 +42,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the first episode (default: %(default)s)")
     parser.add_argument(
-        "--execute-steps", type=int, default=6, metavar="N", help="ticks from one chunk to the next (%(default)s)"
+        "--execute-steps",
+        type=int,
+        default=6,
+        metavar="N",
+        help="ticks of 1/15 s from one chunk to the next (default: %(default)s)",
     )
     parser.add_argument("--steps", type=int, default=0, metavar="N", help="denoise steps (default: the policy's own)")
     parser.add_argument(
         "--pruner", type=float, default=0.0, metavar="RATIO", help="share of visual tokens to leave out (default: none)"
     )
     parser.add_argument(
-        "--latency", type=float, default=0.0, metavar="MS", help="time that a chunk comes late (default: %(default)s)"
+        "--latency", type=float, default=0.0, metavar="MS", help="time that a chunk comes late (default: %(default)g)"
     )
     parser.add_argument("--splice", default="replace", choices=_SPLICES, help="how chunks meet (default: %(default)s)")
-    parser.add_argument("--blend-steps", type=int, default=3, metavar="N", help="of blend and rtc (%(default)s)")
+    parser.add_argument(
+        "--blend-steps", type=int, default=3, metavar="N", help="of blend and rtc (default: %(default)s)"
+    )
     parser.add_argument("--node", action="store_true", help="through the node and its topics, in real time")
-    parser.add_argument("--domain", type=int, help=f"ROS domain of --node, 0 to {LAST_DOMAIN}")
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="of the engines (all physical cores)")
-    parser.add_argument("--backend", default="auto", help="auto, onnxruntime, ... (default: %(default)s)")
+    parser.add_argument(
+        "--domain",
+        type=int,
+        metavar="N",
+        help=f"ROS domain of --node, 0 to {LAST_DOMAIN} (default: one for this process)",
+    )
+    parser.add_argument(
+        "--threads", type=int, default=0, metavar="N", help="of the engines (default: all physical cores)"
+    )
+    parser.add_argument(
+        "--backend", default="auto", metavar="NAME", help=f"{', '.join(BACKENDS)} (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -65,8 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         from .engine_cache import build_tabletop
 
-        place = Path(arguments.engine) if arguments.engine else Path(folder) / "engine"
-        engine = place if arguments.engine else build_tabletop(place, arguments.precision)
+        place = Path(arguments.engine_dir) if arguments.engine_dir else Path(folder) / "engine"
+        engine = place if arguments.engine_dir else build_tabletop(place, arguments.precision)
         result = _through_node(engine, arguments, settings) if arguments.node else evaluate(engine, settings, _progress)
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
@@ -138,10 +156,10 @@ def _progress(name: str, done: int, total: int) -> None:
 
 def _table(result: dict[str, Any]) -> str:
     rows = [
-        ("motion tasks", result["success_rate"], result["episodes"]),
+        ("motion tasks", result["success_rate"], f"of {result['episodes']}"),
         *((f"  {name.replace('_', ' ')}", value, "") for name, value in result["per_task"].items()),
-        ("held-out combinations", result["held_out"]["success_rate"], result["held_out"]["episodes"]),
-        ("questions", result["answer_accuracy"], result["questions"]),
+        ("held-out combinations", result["held_out"]["success_rate"], f"of {result['held_out']['episodes']}"),
+        ("questions", result["answer_accuracy"], f"of {result['questions']}"),
         *((f"  {name}", value, "") for name, value in result["per_question"].items()),
         *((f"control: {name.replace('_', ' ')}", value, "") for name, value in result.get("controls", {}).items()),
     ]

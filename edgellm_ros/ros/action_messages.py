@@ -44,13 +44,15 @@ def joint_trajectory(
     return message
 
 
-def path_message(path: DrivingPath, stamp: int) -> Path:
-    """Poses at their times after ``stamp`` (ns), in the vehicle's frame at that moment."""
+def path_message(path: DrivingPath, stamp: int, until: int) -> Path:
+    """Poses at their times after ``stamp`` (ns), in the vehicle's frame at that moment; the last is due ``until``."""
     message = Path()
     message.header.stamp = time_message(stamp)
     message.header.frame_id = VEHICLE_FRAME
     step = round(path.step * NANOSECONDS)
     for index, (position, heading) in enumerate(zip(path.positions.tolist(), path.headings.tolist(), strict=True), 1):
+        if stamp + index * step > until:
+            break
         pose = PoseStamped()
         pose.header.stamp = time_message(stamp + index * step)
         pose.header.frame_id = VEHICLE_FRAME

@@ -55,7 +55,7 @@ class ActionPublishers:
         """See ``ActionOutputs``."""
         self.chunk.publish(chunk_array(chunk))
         if self.path is not None and chunk.path is not None:
-            self.path.publish(path_message(chunk.path, chunk.stamp))
+            self.path.publish(path_message(chunk.path, chunk.stamp, int(plan.due[-1])))
         if self.trajectory is not None:
             now = int(self._node.get_clock().now().nanoseconds)
             stamp, origin = {

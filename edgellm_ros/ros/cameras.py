@@ -29,6 +29,11 @@ class Camera:
     topic: str
     compressed: bool
 
+    @property
+    def message_type(self) -> str:
+        """As ``ros2 topic info`` names it."""
+        return f"sensor_msgs/msg/{'CompressedImage' if self.compressed else 'Image'}"
+
 
 def cameras_of(
     settings: Settings, resolve: Callable[[str], str], default_names: Sequence[str] = ()

@@ -43,6 +43,7 @@ class DiagnosticFacts:
     cameras: Sequence[CameraFacts] = ()
     profile_warning: str = ""
     policy: Mapping[str, object] = field(default_factory=dict)
+    without_effect: Sequence[str] = ()  # parameters of actions that were set where nothing acts
 
 
 def diagnostic_statuses(facts: DiagnosticFacts) -> list[DiagnosticStatus]:
@@ -84,6 +85,10 @@ def diagnostic_statuses(facts: DiagnosticFacts) -> list[DiagnosticStatus]:
     if facts.policy:
         word = "The robot follows a plan." if facts.policy.get("moving") else "The robot holds."
         statuses.append(status("policy", (Level.OK, word), facts.policy))
+    if facts.without_effect:
+        names = ", ".join(facts.without_effect)
+        sentence = f"The engine holds no policy, so these parameters have no effect: {names}."
+        statuses.append(status("policy", (Level.WARN, sentence), {"without_effect": names}))
     return statuses
 
 
@@ -140,13 +145,18 @@ def _request_values(facts: DiagnosticFacts) -> dict[str, object]:
 
 def _camera(facts: DiagnosticFacts, camera: CameraFacts) -> tuple[Level, str]:
     level, sentence = _topic(facts, camera.topic, f"{camera.publishers} publishers")
+    if level is Level.OK and camera.others and not camera.publishers:
+        return Level.WARN, (
+            f"What is published on {camera.topic} is {' and '.join(camera.others)}, not of the type that the transport "
+            f"{camera.transport} takes; change images.transport, or remap the topic."
+        )
     if level is Level.OK and camera.age is None:
         return Level.WARN, f"No image has come from {camera.name} yet; {sentence} on {camera.topic}."
     return level, sentence
 
 
 def _topic(facts: DiagnosticFacts, topic: str, message: str) -> tuple[Level, str]:
-    problem = next((text for name, text in facts.qos_problems.items() if name.startswith(topic)), "")
+    problem = facts.qos_problems.get(topic, "")
     return (Level.WARN, problem) if problem else (Level.OK, message)
 
 

@@ -44,7 +44,10 @@ _SENTENCES = {
 
 @dataclass(frozen=True)
 class CameraFacts:
-    """One camera as diagnostics tell of it; ``age`` of its newest image in s, None before the first."""
+    """One camera as diagnostics tell of it; ``age`` of its newest image in s, None before the first.
+
+    ``others``: what publishers on its topic send that is not of the type subscribed to, so that nothing of it arrives.
+    """
 
     name: str
     topic: str
@@ -52,6 +55,7 @@ class CameraFacts:
     publishers: int
     age: float | None
     events: Mapping[str, int]
+    others: tuple[str, ...] = ()
 
     def values(self) -> dict[str, object]:
         """Keys and values of a status."""
@@ -264,17 +268,18 @@ class CameraInputs:
 
     def facts(self) -> tuple[CameraFacts, ...]:
         """Each camera for diagnostics."""
-        now = self._now()
-        return tuple(
-            CameraFacts(
-                name=camera.name,
-                topic=camera.topic,
-                transport="compressed" if camera.compressed else "raw",
-                publishers=self._node.count_publishers(camera.topic),
-                age=self.frames.age(camera.name, now),
-                events=self.frames.events(camera.name),
-            )
-            for camera in self.cameras
+        return tuple(self._facts(camera, self._now()) for camera in self.cameras)
+
+    def _facts(self, camera: Camera, now: int) -> CameraFacts:
+        kinds = [info.topic_type for info in self._node.get_publishers_info_by_topic(camera.topic)]
+        return CameraFacts(
+            name=camera.name,
+            topic=camera.topic,
+            transport="compressed" if camera.compressed else "raw",
+            publishers=kinds.count(camera.message_type),
+            age=self.frames.age(camera.name, now),
+            events=self.frames.events(camera.name),
+            others=tuple(sorted({*kinds} - {camera.message_type})),
         )
 
 

@@ -45,6 +45,7 @@ class JointTracker:
         self._states: deque[tuple[int, np.ndarray]] = deque(maxlen=KEPT)
         self._fault = ""  # what was wrong with the last message; empty after a good one
         self._lost = False  # whether the robot said since then that it does not know where a joint is
+        self._gaps: deque[int] = deque(maxlen=KEPT)  # ns; when it said so
 
     def add(self, names: Sequence[str], positions: Sequence[float], stamp: int, now: int) -> JointEvent:
         """Take a message, or turn it away and keep what there was; ``stamp`` and ``now`` in ns of the node's clock."""
@@ -56,6 +57,7 @@ class JointTracker:
             elif event is JointEvent.TAKEN and found is not None:
                 if stamp < newest:
                     self._states.clear()
+                    self._gaps.clear()
                 self._states.append((stamp, found))
                 self._condition.notify_all()
             self._events[event] += 1
@@ -63,12 +65,14 @@ class JointTracker:
                 self._fault = sentence
             if event in (JointEvent.TAKEN, JointEvent.NOT_FINITE):
                 self._lost = event is JointEvent.NOT_FINITE
+            if event is JointEvent.NOT_FINITE:
+                self._gaps.append(stamp)
         return event
 
     def _read(
         self, names: Sequence[str], positions: Sequence[float], stamp: int, now: int
     ) -> tuple[JointEvent, str, np.ndarray | None]:
-        if not stamp:
+        if stamp <= 0:  # a message can carry a negative one
             return JointEvent.ZERO_STAMP, "The joint states are stamped zero, so their age is unknown.", None
         if now and stamp > now + FUTURE * NANOSECONDS:
             return JointEvent.FUTURE_STAMP, "The joint states are stamped ahead of this node's clock.", None
@@ -117,13 +121,13 @@ class JointTracker:
     def at(self, moment: int, timeout: float) -> tuple[np.ndarray, int] | None:
         """The last positions up to ``moment``, once that is known: when a later message has come, or ``timeout`` s on.
 
-        None where every message that is kept is later, or where none came in time; so a replay finds the same ones at
-        any speed.
+        None where every message that is kept is later, where none came in time, or where the robot said behind it that
+        it does not know where a joint is; so a replay finds the same ones at any speed.
         """
         with self._condition:
             self._condition.wait_for(lambda: bool(self._states) and self._states[-1][0] >= moment, timeout)
             known = [state for state in self._states if state[0] <= moment]
-            if not known or self._states[-1][0] < moment:
+            if not known or self._states[-1][0] < moment or any(known[-1][0] < gap <= moment for gap in self._gaps):
                 return None
             return known[-1][1], known[-1][0]
 
@@ -131,6 +135,7 @@ class JointTracker:
         """Forget the positions: a clock jumped, or the node stopped."""
         with self._lock:
             self._states.clear()
+            self._gaps.clear()
             self._fault, self._lost = "", False
 
     def events(self) -> dict[str, int]:

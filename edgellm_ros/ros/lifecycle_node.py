@@ -137,27 +137,37 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
         self.get_logger().debug(f"prompt {request.request_id}: {message.data}")
 
     def _on_cancel(self, _message: Empty) -> None:
-        self._hold(CANCELLED)
-        self.bridge.cancel_all(CANCELLED)
+        self._cancel_all(CANCELLED)
 
     def _hold(self, refusal: Refusal) -> None:
-        """Stop motion at once, before anything that may take time."""
+        """Stop motion at once, before anything that may take time; and behind it, for a task that began in between."""
         if self.state.policy is not None:
             self.state.policy.stop(refusal)
 
+    def _cancel_all(self, refusal: Refusal) -> tuple[int, int]:
+        self._hold(refusal)
+        counts = self.bridge.cancel_all(refusal)
+        self._hold(refusal)
+        return counts
+
+    def _stop(self, refusal: Refusal) -> None:
+        self._hold(refusal)
+        try:
+            self.bridge.stop(refusal)
+        finally:
+            self._hold(refusal)
+
     def _on_cancel_service(self, _request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        self._hold(CANCELLED)
-        running, waiting = self.bridge.cancel_all(CANCELLED)
+        running, waiting = self._cancel_all(CANCELLED)
         response.success = True
         response.message = f"Cancelled {running} running and {waiting} waiting requests."
         return response
 
     def _on_reset(self, _request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        self._hold(RESET)
+        running, waiting = self._cancel_all(RESET)
         if self.state.policy is not None:
             self.state.policy.host.seeds.reset()
         turns = self.history.clear()
-        running, waiting = self.bridge.cancel_all(RESET)
         response.success = True
         response.message = (
             f"Forgot {turns} turns of history; cancelled {running} running and {waiting} waiting requests."
@@ -169,8 +179,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
         response.success = True
         response.message = "Prompts are answered."
         if not self.state.enabled:
-            self._hold(DISABLED)
-            running, waiting = self.bridge.cancel_all(DISABLED)
+            running, waiting = self._cancel_all(DISABLED)
             response.message = f"Prompts are refused; stopped {running} running and {waiting} waiting requests."
         self.guarded(self.monitor.tick)()
         return response
@@ -208,8 +217,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
     @transition(TransitionCallbackReturn.ERROR)
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """End every request with a reason and stop answering."""
-        self._hold(DEACTIVATED)
-        self.bridge.stop(DEACTIVATED)
+        self._stop(DEACTIVATED)
         return TransitionCallbackReturn.SUCCESS
 
     @transition(TransitionCallbackReturn.ERROR)
@@ -221,8 +229,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
     @transition(TransitionCallbackReturn.FAILURE)
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
         """End every request and free the engine, from any state."""
-        self._hold(SHUT_DOWN)
-        self.bridge.stop(SHUT_DOWN)
+        self._stop(SHUT_DOWN)
         self._free_engine()
         return TransitionCallbackReturn.SUCCESS
 
@@ -230,8 +237,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Give back what can be given back, so that the node can be configured again."""
         try:
-            self._hold(FAILED)
-            self.bridge.stop(FAILED)
+            self._stop(FAILED)
         finally:
             self._free_engine()
         return TransitionCallbackReturn.SUCCESS
@@ -248,6 +254,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
 
     def _open_policy(self, host: EngineHost, settings: Settings) -> None:
         if host.policy is not None and self.state.cameras is not None:
+            host.policy.manifest.present_cameras([camera.name for camera in self.state.cameras.cameras])
             self.state.policy = PolicyIO(self, host.policy, self.state.cameras, self.counters)
             host.act = self.state.policy.make_run
 

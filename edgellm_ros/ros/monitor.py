@@ -133,8 +133,15 @@ class Monitor:
             cameras=self._state.cameras.facts() if self._state.cameras else (),
             profile_warning=self._state.profile_warning,
             policy=self._state.policy.values() if self._state.policy else {},
+            without_effect=self._without_effect(host),
         )
         outputs.publish_diagnostics(diagnostic_statuses(facts))
+
+    def _without_effect(self, host: EngineHost | None) -> list[str]:
+        if host is None or host.policy is not None:
+            return []
+        changed = self._parameters.settings().changed()
+        return [name for name in changed if name.startswith(("action.", "safety."))]
 
     def _clock_missing(self) -> bool:
         if not self._node.get_parameter("use_sim_time").value:

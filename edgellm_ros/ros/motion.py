@@ -53,6 +53,7 @@ class Motion:
         self._counts: Counter[str] = Counter()
         self.timeline = ChunkTimeline()
         self._held = True
+        self._starved = False  # and said so; a robot that nobody held may still be told to
 
     @property
     def epoch(self) -> int:
@@ -114,6 +115,8 @@ class Motion:
                         RefusalCode.STALE_OBSERVATION,
                     )
                 check_finite(chunk.rows, chunk.names)
+                if chunk.path is not None and not chunk.path.finite:
+                    raise ChunkError("the chunk's path holds a number that is not finite; it is dropped.")
                 check_limits(chunk.rows, chunk.names, settings.limits)
                 plan = self.timeline.add(chunk, now, check)
             except ChunkError as error:
@@ -123,7 +126,7 @@ class Motion:
                 refusal = error.refusal
             else:
                 self._counts["followed"] += 1
-                self._held = False
+                self._held = self._starved = False
                 self._outputs.publish_plan(chunk, plan)
                 return plan
         self._on_stop(refusal)
@@ -161,13 +164,13 @@ class Motion:
     def watch(self, now: int, *, hold: bool) -> bool:
         """Stop a robot whose plan ended with no fresh chunk to follow; True when that was so."""
         with self._lock:
-            if self._held or self.timeline.running(now):
+            if self._held or self._starved or self.timeline.running(now):
                 return False
             self._counts["starved"] += 1
+            self._starved = True
             last = self.timeline.plan
             if hold:
                 self._hold(now)
-            self._held = True
         late = 0.0 if last is None else (now - int(last.due[-1])) / NANOSECONDS
         self._on_stop(
             Refusal(

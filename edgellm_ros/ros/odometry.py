@@ -41,16 +41,17 @@ class OdometryTracker:
     def add(self, position: Sequence[float], orientation: Sequence[float], stamp: int, now: int) -> OdometryEvent:
         """Take x, y, z in m and a quaternion x, y, z, w; ``stamp`` and ``now`` in ns of the node's clock."""
         place, turn = np.array(position, dtype=np.float64), np.array(orientation, dtype=np.float64)
-        size = float(np.linalg.norm(turn))
+        with np.errstate(over="ignore"):
+            size = float(np.linalg.norm(turn))
         with self._condition:
             newest = self._poses[-1][0] if self._poses else 0
-            if not stamp:
+            if stamp <= 0:  # a message can carry a negative one
                 event = OdometryEvent.ZERO_STAMP
             elif now and stamp > now + FUTURE * NANOSECONDS:
                 event = OdometryEvent.FUTURE_STAMP
             elif not (np.isfinite(place).all() and np.isfinite(turn).all()):
                 event = OdometryEvent.NOT_FINITE
-            elif size < 0.5:
+            elif not 0.5 <= size < np.inf:
                 event = OdometryEvent.NO_ORIENTATION  # all zero: a driver that does not fill it
             elif 0 <= newest - stamp < JUMP * NANOSECONDS:
                 event = OdometryEvent.OUT_OF_ORDER

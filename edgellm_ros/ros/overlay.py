@@ -17,16 +17,17 @@ SHADE = 4  # what dropped parts are divided by
 LINE = 22  # rows of pixels of a line of text
 LETTER = 10  # columns of a letter
 MOST_LINES = 12
+LARGEST_SIDE = 2048  # pixels of an image in the picture
 
 
 def overlay(
     images: Sequence[np.ndarray], boxes: Sequence[np.ndarray], kept: Sequence[Sequence[int]], answer: str
 ) -> np.ndarray:
-    """uint8 RGB: the images side by side, at the height of the first, over the answer.
+    """uint8 RGB: the images side by side, at the height of the first where that fits, over the answer.
 
     ``boxes`` [n,4] of each image's tokens (fractions), ``kept`` the tokens of each image that were read; empty: all.
     """
-    height = images[0].shape[0]
+    height = min(images[0].shape[0], LARGEST_SIDE)
     shown = []
     for index, image in enumerate(images):
         shaded = _shaded(image, boxes[index], kept[index]) if kept else image
@@ -49,12 +50,15 @@ def _shaded(image: np.ndarray, boxes: np.ndarray, kept: Sequence[int]) -> np.nda
 
 
 def _at_height(image: np.ndarray, height: int) -> np.ndarray:
-    if image.shape[0] == height:
+    """The image at this height; one that is too wide for that is smaller, over black."""
+    scale = min(height / image.shape[0], LARGEST_SIDE / image.shape[1])
+    if scale == 1:
         return image
     cv2 = opencv()
-    width = max(1, round(image.shape[1] * height / image.shape[0]))
-    resized: np.ndarray = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
-    return resized
+    size = [max(1, round(side * scale)) for side in image.shape[:2]]
+    result = np.zeros((height, size[1], 3), np.uint8)
+    result[: size[0]] = cv2.resize(image, size[::-1], interpolation=cv2.INTER_AREA)
+    return result
 
 
 def _lines(text: str, width: int) -> np.ndarray:

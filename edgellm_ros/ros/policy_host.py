@@ -62,9 +62,22 @@ class PolicyHost:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """The joints whose positions are the policy's state, as messages name them."""
-        state = self.manifest.state.names
-        return self.joint_names if len(self.joint_names) == len(state) else state
+        """The joints whose positions are the policy's state, as messages name them.
+
+        ``action.joint_names`` renames those that are actions too; where no name is both, they are in the same order.
+        """
+        state, action = self.manifest.state.names, self.manifest.action.names
+        if set(state) & set(action):
+            renamed = dict(zip(action, self.joint_names, strict=True))
+            return tuple(renamed.get(name, name) for name in state)
+        return self.joint_names if self.joint_names != action and len(action) == len(state) else state
+
+    def positions(self, state: np.ndarray) -> np.ndarray | None:
+        """Where the dimensions of an action are in a state [n]; None where names do not tell."""
+        names, action = self.manifest.state.names, self.manifest.action.names
+        if set(action) <= set(names):
+            return state[[names.index(name) for name in action]]
+        return state if len(names) == len(action) and not set(action) & set(names) else None
 
     def compute(
         self,

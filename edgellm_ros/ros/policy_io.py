@@ -52,6 +52,7 @@ class PolicyIO:
             self._driving = DrivingInputs(cameras, self.odometry, driving, host.manifest.step_time)
             self._subscription = self._subscribe(Odometry, "odom", self._on_odometry, ODOMETRY_DEPTH)
         self._clock = 0  # ns; the time at the last look
+        self._runs_on = False  # whether the task has chunk after chunk, whatever action.rate has become meanwhile
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._timer = node.create_timer(WATCH_PERIOD, node.guarded(self._watch), clock=steady)
 
@@ -76,6 +77,7 @@ class PolicyIO:
     def make_run(self, request: PromptRequest, outputs: Outputs) -> PolicyRun:
         """The worker's side of a task."""
         self.outputs.set_stamp(request.settings.action.stamp)
+        self._runs_on = request.settings.action.rate > 0
         return PolicyRun(
             request,
             self.host,
@@ -136,8 +138,8 @@ class PolicyIO:
             self._forget_times((before - now) / NANOSECONDS)
         if not self.motion.moving or not self._node.bridge.load[0]:
             return
-        action = self._node.parameters.settings().action
-        if action.rate > 0 and action.fixed_delay < 0:  # a replay has no robot that could starve
+        replays = self._node.parameters.settings().action.fixed_delay >= 0  # and has no robot that could starve
+        if self._runs_on and not replays:
             self.motion.watch(now, hold=self._holds())
 
     def _forget_times(self, back: float) -> None:

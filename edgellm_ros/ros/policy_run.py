@@ -216,7 +216,7 @@ class PolicyRun:
         if chunk is None:
             return None
         self._latencies = [*self._latencies[1 - _LATENCIES :], (self._clock() - observation.stamp) / NANOSECONDS]
-        position = observation.state if len(observation.state) == len(chunk.names) else None
+        position = self._host.positions(observation.state)
         outcome = self._motion.follow(chunk, _motion_settings(settings), self._clock(), epoch, position)
         refusal = outcome if isinstance(outcome, Refusal) else None
         if refusal is None:

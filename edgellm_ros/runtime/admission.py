@@ -6,6 +6,7 @@ import time
 
 from ..engine_format import EngineConfig
 from ..errors import BackendError, RefusalCode, RequestError
+from ..vision.runner import VisionMetrics
 from .boundary import BatchResult, SlotSeed
 from .decoding.strategy import Accepted, DecodingStrategy
 from .executor import ModelExecutor
@@ -46,6 +47,7 @@ class Admission:
         self.generation_metrics = LLMGenerationMetrics()
         self.spec_decode_metrics = SpecDecodeGenerationMetrics()
         self.stage_times = StageTimes()
+        self.vision_metrics: VisionMetrics | None = None  # where there is a tower
         self._rules = EndRules(config.eos_token_id, tokenizer)
         self._guides = GuideCompiler(tokenizer, config.vocab_size, config.eos_token_id, self._rules.reasoning)
 
@@ -102,11 +104,14 @@ class Admission:
 
         :raises RequestError: all places for adapters are in use.
         """
-        self.executor.start_row(row, sequence.sampling_row(), sequence.seed.prompt_ids, sequence.seed.media)
-        name = sequence.seed.lora_weights_name
+        media, name = sequence.seed.media, sequence.seed.lora_weights_name
+        self.executor.start_row(row, sequence.sampling_row(), sequence.seed.prompt_ids, media)
         self.adapters.seat(name, row)
         # From here on the adapter stays what it is, so this is the one whose keys and values the row will hold.
         sequence.set_scope(name, self.adapters.generation(name))
+        if media is not None and self.vision_metrics is not None:
+            self.vision_metrics.images += len(media.items)
+            self.vision_metrics.image_tokens += sum(media.token_counts)
 
     def begin(self, sequence: Sequence, row: int) -> bool:
         """Called before the first chunk of a prompt, once: it is pruned, and its row holds what is known of it.

@@ -53,8 +53,12 @@ def template_tools(tools: Sequence[Mapping[str, Any]], mark: Mark) -> list[dict[
     ] or None
 
 
-def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
-    """:raises RequestError: one of them is no function with a name, or holds too much, or what JSON does not."""
+def check_tools(tools: Sequence[Mapping[str, Any]]) -> int:
+    """Characters of all tools as JSON.
+
+    :raises RequestError: one of them is no function with a name, or holds too much, or what JSON does not.
+    """
+    size = 0
     for place, tool in enumerate(tools):
         if not is_small(tool, MOST_NESTING, MOST_VALUES):
             raise RequestError(
@@ -65,17 +69,20 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
         name = function.get("name") if isinstance(function, Mapping) else None
         parameters = function.get("parameters") if isinstance(function, Mapping) else None
         described = isinstance(parameters, Mapping) or parameters is None
-        if not isinstance(name, str) or not name or not described or not _is_json(tool):
+        count = _json_length(tool)
+        if not isinstance(name, str) or not name or not described or not count:
             wanted = '{"type": "function", "function": {"name": …, "parameters": …}}'
             raise RequestError(f"tool {place} is {shown(tool)}; want {wanted}.")
+        size += count
+    return size
 
 
-def _is_json(value: Any) -> bool:
+def _json_length(value: Any) -> int:
+    """Characters of a value as JSON; 0 where it cannot be written."""
     try:
-        json.dumps(value)
+        return len(json.dumps(value, ensure_ascii=False))
     except (TypeError, ValueError, RecursionError):
-        return False
-    return True
+        return 0
 
 
 def _arguments(text: str) -> Any:

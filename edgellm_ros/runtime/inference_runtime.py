@@ -18,7 +18,7 @@ from .context_cache import ContextCacheConfig
 from .conversation import check_tools
 from .media_prompt import place_media, prompt_media
 from .rank_runtime import LLMRankRuntime
-from .replay_tail import derive_replay_tail, system_text
+from .replay_tail import derive_replay_tail, system_text, template_options
 from .request import LLMGenerationRequest, LLMGenerationResponse
 from .request_checks import check_kinds
 from .tokenizer import Tokenizer
@@ -96,7 +96,6 @@ class LLMInferenceRuntime:
         """
         check_kinds({"request": request}, LLMGenerationRequest)
         request.check()
-        check_tools(request.tools)
         ids: list[list[int]] = []
         formatted: list[str] = []
         counts: list[int] = []
@@ -109,9 +108,9 @@ class LLMInferenceRuntime:
             raise RequestError(
                 f"{len(given)} lists of ids are given for {len(request.requests)} sequences; want one each."
             )
-        size = sum(message.size for item in request.requests for message in item.messages)
+        size = sum(message.size for item in request.requests for message in item.messages) + check_tools(request.tools)
         if size > MAX_INPUT_BYTES:
-            raise InputTooLongError(f"the messages hold {size} characters; want at most {MAX_INPUT_BYTES}.")
+            raise InputTooLongError(f"the messages and tools hold {size} characters; want at most {MAX_INPUT_BYTES}.")
         vision = self.rank.vision
         placed = dataclasses.replace(request, requests=[place_media(item, vision) for item in request.requests])
         for index, item in enumerate(placed.requests):
@@ -127,9 +126,7 @@ class LLMInferenceRuntime:
                 item.messages,
                 apply_chat_template=request.apply_chat_template,
                 add_generation_prompt=request.add_generation_prompt,
-                enable_thinking=request.enable_thinking,
-                special_tokens=request.special_tokens,
-                tools=request.tools,
+                **template_options(request),
             )
             ids.append(prompt.token_ids)
             formatted.append(prompt.text)

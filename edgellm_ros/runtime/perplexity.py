@@ -12,11 +12,12 @@ import numpy as np
 
 from ..backends.registry import open_backend
 from ..engine_format import open_engine_directory
-from ..errors import RequestError
+from ..errors import BackendError, RequestError
 from .executor import ModelExecutor
 from .tokenizer import Tokenizer
 
 CHUNK = 64  # positions whose logits are held at a time
+MOST_LOSS = 500  # of a token, in natural logarithms; a chance of e^-500 is no prediction
 WINDOW = 1024  # positions that a token sees at most; it sees at least half of them, where the text has them
 
 
@@ -61,6 +62,7 @@ def score_tokens(
     """Teacher-forced through row 0; ``progress`` gets (predicted, to be predicted).
 
     :raises RequestError: fewer than two tokens, or a window of fewer than two.
+    :raises BackendError: the logits are not finite, or as good as that.
     """
     window = min(window, executor.limits.max_kv_cache_capacity)
     if len(token_ids) < 2 or window < 2:
@@ -78,7 +80,13 @@ def score_tokens(
                 count += len(losses)
                 if progress is not None:
                     progress(count, len(ids) - 1)
-    return Perplexity(count, total / count)
+    mean = total / count
+    if not mean <= MOST_LOSS:  # not a number, too
+        raise BackendError(
+            f"the engine gives the tokens of the text a mean log loss of {mean:.4g}; want a finite one of at most "
+            f"{MOST_LOSS}: build the engine directory again."
+        )
+    return Perplexity(count, mean)
 
 
 def measure_perplexity(

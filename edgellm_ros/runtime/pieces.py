@@ -7,6 +7,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..errors import EngineDirectoryError
+from ..tokenizer_failures import tokenizer_failures
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -70,7 +73,8 @@ class PieceDecoder:
         if token is None:
             return b""
         if self._convert is None:
-            text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
+            with tokenizer_failures(EngineDirectoryError, f"fails on the token {token_id}", "build it again"):
+                text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
             return text.encode("utf-8", "replace")
         return self._convert(token)
 

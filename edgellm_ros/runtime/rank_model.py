@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..action.noise import check_noise_seed
 from ..backends.base import Backend, EmbeddingTable
 from ..backends.cuda.plan_file import plan_of
 from ..backends.registry import open_backend
@@ -26,7 +27,6 @@ from .lora import Adapters
 from .media_marks import MediaFormat
 from .metrics import LLMGenerationMetrics, LLMPrefillMetrics, MultimodalMetrics, SpecDecodeGenerationMetrics
 from .prefix_reuse import PrefixReuse
-from .request_checks import check_number
 from .stage_times import StageTime
 from .system_prompt import SystemPromptStore
 from .token_pruning import TokenPruner
@@ -91,6 +91,7 @@ class RankModel:
         except BaseException:
             self._engine.close()
             raise
+        self.admission.vision_metrics = vision.metrics
         self.executor.media.encode = self.admission.stage_times.timed("vision_encoder", vision.encode)
         bos = special_token_names(self.tokenizer.configuration).get("bos_token", "")
         start = bos if directory.tower.blocks == "prompt" else ""
@@ -218,10 +219,9 @@ class RankModel:
     def set_action_noise_seed(self, seed: int) -> None:
         """Seed of the first noise of action policies, for the requests that follow; kept where there is no policy.
 
-        :raises RequestError: it is no whole number of 64 bits.
+        :raises RequestError: it is no int32; -1 is a seed like any other.
         """
-        check_number("the action noise seed", seed, 0, (1 << 64) - 1, integer=True)
-        self.action_noise_seed = seed
+        self.action_noise_seed = check_noise_seed(seed)
 
     def set_visual_pruner_config(self, config: VisualPrunerConfig | Mapping[str, Any]) -> None:
         """Which image tokens to leave out of requests that come from now on and say nothing themselves.

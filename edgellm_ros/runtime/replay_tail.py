@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..errors import RequestError
 from .request import LLMGenerationRequest
 from .tokenizer import EncodedPrompt, Tokenizer
 
 # An answer that says nothing and whose reasoning is a text that no conversation holds.
 _PROBE = {"role": "assistant", "content": "", "reasoning_content": "zqreplaytailprobez"}
+
+
+def template_options(request: LLMGenerationRequest) -> dict[str, Any]:
+    """What a request says to ``encode_conversation`` whenever its conversation, or a part of it, is written.
+
+    What it leaves to the template the template does not see.
+    """
+    options: dict[str, Any] = {"reasoning_effort": request.reasoning_effort} if request.reasoning_effort else {}
+    if not request.parallel_tool_calls:
+        options["parallel_tool_calls"] = False
+    return {
+        "enable_thinking": request.enable_thinking,
+        "special_tokens": request.special_tokens,
+        "tools": request.tools,
+        "options": options,
+    }
 
 
 def derive_replay_tail(tokenizer: Tokenizer, request: LLMGenerationRequest, index: int, prompt: EncodedPrompt) -> int:
@@ -22,9 +40,7 @@ def derive_replay_tail(tokenizer: Tokenizer, request: LLMGenerationRequest, inde
         history = tokenizer.encode_conversation(
             request.requests[index].messages,
             add_generation_prompt=False,
-            enable_thinking=request.enable_thinking,
-            special_tokens=request.special_tokens,
-            tools=request.tools,
+            **template_options(request),
             committed_turn=_PROBE,
         )
     except RequestError:
@@ -47,9 +63,7 @@ def system_text(tokenizer: Tokenizer, request: LLMGenerationRequest, index: int,
             system,
             apply_chat_template=request.apply_chat_template,
             add_generation_prompt=False,
-            enable_thinking=request.enable_thinking,
-            special_tokens=request.special_tokens,
-            tools=request.tools,
+            **template_options(request),
         ).text
     except RequestError:
         return ""

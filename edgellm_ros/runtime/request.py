@@ -49,6 +49,7 @@ TokenCallback = Callable[
 MAX_BATCH = 16
 MAX_MESSAGES = 64
 MAX_MESSAGE_BYTES = 128 * 1024
+MAX_PARTS = 256  # of a message: each image is processed before it can be seen whether all of them fit
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 50
 DEFAULT_SEED = 0xED6E5EED20260001
@@ -127,7 +128,8 @@ class Message:
     def size(self) -> int:
         """Characters of all its texts."""
         calls = sum(len(call.name) + len(call.arguments) for call in self.tool_calls)
-        return len(self.content) + len(self.reasoning or "") + len(self.name) + len(self.tool_call_id) + calls
+        texts = (self.role, self.content, self.reasoning or "", self.name, self.tool_call_id)
+        return sum(map(len, texts)) + calls
 
     @property
     def has_media(self) -> bool:
@@ -137,6 +139,7 @@ class Message:
     def __post_init__(self) -> None:
         as_tuple(self, "tool_calls", list_of(of_kind(ToolCall, "a ToolCall"), "ToolCall"))
         as_tuple(self, "parts", _LIST)
+        check_count("parts", self.parts, MAX_PARTS)
         for part in self.parts:
             if not isinstance(part, str | np.ndarray | Video | MediaItem):
                 raise RequestError(
@@ -198,10 +201,12 @@ _BATCH_FIELDS = {
     "save_system_prompt_kv_cache": SWITCH,
     "tools": _LIST,
     "tool_choice": TEXT,
+    "parallel_tool_calls": SWITCH,
     "tool_format": TEXT,
     "apply_chat_template": SWITCH,
     "add_generation_prompt": SWITCH,
     "enable_thinking": SWITCH,
+    "reasoning_effort": TEXT,
     "special_tokens": member_of(SpecialTokenPolicy),
     "skip_special_tokens": SWITCH,
     "stream_channels": _LIST,
@@ -235,10 +240,12 @@ class LLMGenerationRequest:
     save_system_prompt_kv_cache: bool = False
     tools: Sequence[Mapping[str, Any]] = ()  # functions that the model may call, as the chat template takes them
     tool_choice: str = "auto"  # required: the answer is one call or more; the name of a tool: one call of it
+    parallel_tool_calls: bool = True  # False: the template is told, and a required answer is one call
     tool_format: str = ""  # how its calls are written: hermes, llama3, mistral; empty: as its template says
     apply_chat_template: bool = True
     add_generation_prompt: bool = True
     enable_thinking: bool = False
+    reasoning_effort: str = ""  # for the chat template alone: low, medium, high, or what else it knows; empty: its own
     special_tokens: SpecialTokenPolicy = SpecialTokenPolicy.LITERAL
     skip_special_tokens: bool = True
     num_logprobs: int = 0

@@ -19,6 +19,7 @@ import tokenizers
 from ..engine_format import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from ..errors import EngineDirectoryError, RefusalCode, RequestError
 from ..json_values import read_json, read_text
+from ..tokenizer_failures import tokenizer_failures
 from .chat_template import ChatTemplate, load_chat_template
 from .conversation import template_messages, template_tools
 from .literal_text import Nonce, is_blank, valid_text
@@ -26,6 +27,14 @@ from .media_marks import MediaFormat, MediaMarks
 from .pieces import PieceDecoder
 from .request import Message, SpecialTokenPolicy
 from .tokenizer_format import control_tokens, without_control_tokens
+
+_AGAIN = "build the engine directory again, with the model's own tokenizer"
+_MOST_ROUNDS = 100
+
+
+def _encoding(tokenizer: tokenizers.Tokenizer, text: str, add_special_tokens: bool = False) -> tokenizers.Encoding:
+    with tokenizer_failures(RequestError, "fails on the text", _AGAIN):
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
 @dataclass(frozen=True)
@@ -51,12 +60,8 @@ class Tokenizer:
         configuration: Mapping[str, Any] | None = None,
         chat_template: ChatTemplate | None = None,
     ) -> None:
-        try:
+        with tokenizer_failures(EngineDirectoryError, "is no tokenizer that can be loaded", _AGAIN):
             self._full = tokenizers.Tokenizer.from_str(definition)
-        except Exception as error:
-            raise EngineDirectoryError(
-                f"{TOKENIZER_FILE} is not a tokenizer that can be loaded ({error}); build the engine directory again."
-            ) from None
         self._full.no_truncation()
         self._full.no_padding()
         self.configuration = dict(configuration or {})
@@ -134,10 +139,12 @@ class Tokenizer:
         enable_thinking: bool = False,
         special_tokens: SpecialTokenPolicy = SpecialTokenPolicy.LITERAL,
         tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
         committed_turn: Mapping[str, str] | None = None,
     ) -> EncodedPrompt:
         """Render and encode. Without a template the contents are joined as they are and encoded as a fresh text.
 
+        ``options`` are further values for the template, texts in them as literal as those of the messages;
         ``committed_turn`` is one more turn, given to the template as it is.
 
         :raises RequestError: blank last message, control tokens where they are to be rejected, no chat template
@@ -173,6 +180,10 @@ class Tokenizer:
                 tools=template_tools(tools, mark),
                 add_generation_prompt=add_generation_prompt,
                 enable_thinking=enable_thinking,
+                **{
+                    name: mark(value, False) if isinstance(value, str) else value
+                    for name, value in (options or {}).items()
+                },
             )
             rendered = valid_text(rendered)
         count = len(nonce.originals)
@@ -189,7 +200,7 @@ class Tokenizer:
         return EncodedPrompt(nonce.restore(rendered), ids, count)
 
     def _encode_plain(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self._full.encode(text, add_special_tokens=add_special_tokens).ids
+        ids: list[int] = _encoding(self._full, text, add_special_tokens).ids
         return ids
 
     def _mark(self, text: str, nonce: Nonce, keep: frozenset[str] = frozenset()) -> str:
@@ -201,8 +212,8 @@ class Tokenizer:
         )
         if self._full.normalizer is None:
             return text
-        while True:  # a normaliser may still turn other text into a control token
-            encoding = self._full.encode(text, add_special_tokens=False)
+        for _ in range(_MOST_ROUNDS):  # a normaliser may still turn other text into a control token
+            encoding = _encoding(self._full, text)
             parts: list[str] = []
             done = 0
             for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
@@ -213,19 +224,20 @@ class Tokenizer:
             if not parts:
                 return text
             text = "".join(parts) + text[done:]
+        raise RequestError(f"{TOKENIZER_FILE} makes control tokens of any text; {_AGAIN}.")
 
     def _encode_marked(self, text: str, nonce: Nonce, add_special_tokens: bool) -> list[int]:
         if not nonce.originals:
             return self._encode_plain(text, add_special_tokens)
         first, later = self._literal_tokenizers()
-        encoding = self._full.encode(text, add_special_tokens=add_special_tokens)
+        encoding = _encoding(self._full, text, add_special_tokens)
         ids: list[int] = []
         done = 0
 
         def literal(end: int) -> None:
             part = nonce.restore(text[done:end])
             if part:
-                ids.extend((later if done else first).encode(part, add_special_tokens=False).ids)
+                ids.extend(_encoding(later if done else first, part).ids)
 
         seen = False
         for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
@@ -254,8 +266,9 @@ class Tokenizer:
         normalizer = self._full.normalizer
         if normalizer is None:
             return False
-        normalised: str = normalizer.normalize_str(text)
-        return normalised.strip() == str(normalizer.normalize_str(control)).strip()
+        with tokenizer_failures(RequestError, "fails on the text", _AGAIN):
+            normalised: str = normalizer.normalize_str(text)
+            return normalised.strip() == str(normalizer.normalize_str(control)).strip()
 
     def _literal_tokenizers(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
         """For the first part of a text and for later ones (they differ where only a text's start gets a space)."""

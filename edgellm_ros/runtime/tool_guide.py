@@ -22,8 +22,12 @@ _AROUND = {
 }
 
 
-def tool_guide(tools: Sequence[Mapping[str, Any]], form: ToolFormat, choice: str) -> Guide | None:
+def tool_guide(
+    tools: Sequence[Mapping[str, Any]], form: ToolFormat, choice: str, *, parallel: bool = True
+) -> Guide | None:
     """The guide for ``tool_choice``: None for auto; one call or more for required; one of a tool for its name.
+
+    One call at most where they are not to be ``parallel``.
 
     :raises RequestError: no tool has that name.
     """
@@ -50,7 +54,7 @@ def tool_guide(tools: Sequence[Mapping[str, Any]], form: ToolFormat, choice: str
         "structures": structures,
         "triggers": [begin.split("{}")[0]],
         "at_least_one": True,
-        "stop_after_first": choice != REQUIRED or form is not HERMES,
+        "stop_after_first": choice != REQUIRED or form is not HERMES or not parallel,
     }
     return Guide(GuideKind.STRUCTURAL_TAG, json.dumps(content, ensure_ascii=False))
 
@@ -63,7 +67,7 @@ def with_tool_choice(request: LLMGenerationRequest, form: ToolFormat | None) -> 
     items = tuple(request.requests)
     if request.tool_choice == AUTO:
         return items
-    guide = tool_guide(request.tools, form or HERMES, request.tool_choice)
+    guide = tool_guide(request.tools, form or HERMES, request.tool_choice, parallel=request.parallel_tool_calls)
     if any(item.guided_decoding not in (None, guide) for item in items):
         raise RequestError(
             f"tool_choice is {shown(request.tool_choice)} and a sequence has a guide of its own; leave one out."

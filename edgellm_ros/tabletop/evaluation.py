@@ -96,8 +96,7 @@ def _controls(
     policy: EnginePolicy, episodes: list[Episode], settings: EvaluationSettings, progress: Progress
 ) -> dict[str, float | None]:
     """What must fail: doing nothing, doing anything, hearing another's task, seeing nothing."""
-    texts = [episode.text for episode in episodes]
-    others = texts[1:] + texts[:1]
+    others = [other_task(episode, episodes[(index + 1) % len(episodes)]) for index, episode in enumerate(episodes)]
     runs = {
         "no_op": _run("no-op", Baseline(), episodes, settings, progress),
         "random": _run("random", Baseline(settings.seed), episodes, settings, progress),
@@ -105,6 +104,13 @@ def _controls(
         "black_cameras": _run("black cameras", policy, episodes, settings, progress, blind=True),
     }
     return {name: share([row.success for row in rows]) for name, rows in runs.items()}
+
+
+def other_task(episode: Episode, other: Episode) -> str:
+    """The task of the other episode, or of the first one behind it that has another."""
+    while other.text == episode.text:
+        other = draw_episode(other.seed + 1)
+    return other.text
 
 
 def _run(

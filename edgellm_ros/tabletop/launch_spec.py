@@ -66,7 +66,7 @@ def tabletop_specs(arguments: Mapping[str, str], environment: Mapping[str, str] 
             log_level=values["log_level"],
             environment=profile,
             executable="tabletop_world",
-            module="edgellm_ros.tabletop.world_node",
+            module="edgellm_ros.tabletop.world_process",
         ),
         NodeSpec(
             name="edgellm",

@@ -59,6 +59,8 @@ class TrajectoryFollower:
         due = (stamp or now) + after
         past = int((due <= now).sum())
         if past == len(points):
+            if not stamp:
+                raise _refusal("none of its points is after its start; give each a time_from_start above 0.")
             late = (now - int(due[-1])) / NANOSECONDS
             raise _refusal(f"all of its {past} points are past, the last by {late:.3f} s; compare the clocks.")
         self._due = np.concatenate([[now], due[past:]])

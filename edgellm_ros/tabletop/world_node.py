@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import array
 import json
-import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import rclpy
 from builtin_interfaces.msg import Time
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
 from rclpy.clock import Clock, ClockType
-from rclpy.exceptions import ParameterException
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.serialization import deserialize_message
@@ -181,29 +176,3 @@ def _trajectory(serialised: bytes) -> Any:
         raise RequestError(
             f"The trajectory is not followed: {len(serialised)} bytes cannot be read ({plain_text(error)})."
         ) from None
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the node until an interrupt."""
-    rclpy.init(args=sys.argv if arguments is None else [sys.argv[0], *arguments])
-    try:
-        node = WorldNode()
-    except ParameterException as error:
-        rclpy.try_shutdown()
-        print(f"tabletop_world: {error}", file=sys.stderr)
-        return 2
-    executor = SingleThreadedExecutor()
-    executor.add_node(node)
-    try:
-        executor.spin()
-    except (KeyboardInterrupt, ExternalShutdownException):
-        pass
-    finally:
-        executor.shutdown()
-        node.destroy_node()
-        rclpy.try_shutdown()
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

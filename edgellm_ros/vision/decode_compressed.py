@@ -1,8 +1,9 @@
 """Compressed camera images to uint8 RGB [H,W,3]: JPEG, PNG and compressed depth, told apart by their content.
 
 The label of a message is only believed where the content does not say: cameras and bridges mislabel often. Sizes are
-read from the header and checked before anything is allocated. Orientation marks of JPEG files are ignored, so that an
-image has the geometry of the raw image beside it. PNG with 16 bits is scaled as raw 16-bit images are, alpha dropped.
+read from the header and checked before anything is allocated. Orientation marks are ignored, so that an image has the
+geometry of the raw image beside it. PNG with 16 bits is scaled as raw 16-bit images are, alpha dropped. JPEG is grey or
+has three colours: inks (CMYK) are refused, since files do not say reliably which way round they are.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ from .opencv import opencv
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _END_OF_JPEG = b"\xff\xd9"
+_SCAN = b"\xff\xda"
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers that carry a size
+_ARITHMETIC = 0xC9  # and beyond: frames whose blocks may take less than a bit
+_MOST_SCANS = 100  # each costs a pass over the whole image; progressive files have about ten
+_ANIMATION = {b"acTL", b"fcTL", b"fdAT"}  # OpenCV fills what their frames leave out with whatever was in memory
 _LONGEST_SIDE = 1_000_000  # of a PNG, for the library behind OpenCV
 _DEPTH_HEADER = 12  # bytes before the PNG of a compressed depth image: its kind and two quantisation numbers
 
@@ -39,7 +44,7 @@ def decode_compressed(label: str, data: Any, *, max_pixels: int = MAX_PIXELS) ->
     view = memoryview(data).cast("B")
     head = bytes(view[: _DEPTH_HEADER + len(_PNG)])
     if head.startswith(_JPEG):
-        _check_pixels("JPEG", *_jpeg_size(view), max_pixels)
+        _check_jpeg(view, max_pixels)
         return _from_jpeg(view)
     if head.startswith(_PNG):
         _check_png(view, max_pixels)
@@ -60,9 +65,9 @@ def _check_pixels(kind: str, height: int, width: int, max_pixels: int) -> None:
         )
 
 
-def _jpeg_size(view: memoryview) -> tuple[int, int]:
-    """Height and width from the frame header; the file must have one, 8-bit, and reach its end."""
-    place, size = 2, None
+def _check_jpeg(view: memoryview, max_pixels: int) -> None:
+    """The size within the limit, in a header of 8 bits and 1 or 3 channels, and scans to the end, with data for all."""
+    place, blocks = 2, -1
     while place + 4 <= len(view):
         if view[place] != 0xFF:
             raise ImageError(f"A JPEG image is damaged at byte {place} of {len(view)}.")
@@ -75,22 +80,33 @@ def _jpeg_size(view: memoryview) -> tuple[int, int]:
             continue
         (length,) = struct.unpack_from(">H", view, place + 2)
         if marker in _FRAMES:
-            if length < 8 or place + 9 > len(view):
+            if length < 8 or place + 10 > len(view):
                 break
-            bits, height, width = struct.unpack_from(">BHH", view, place + 4)
+            bits, height, width, channels = struct.unpack_from(">BHHB", view, place + 4)
             if bits != 8:
                 raise ImageError(f"A JPEG image has {bits} bits per channel; want 8.")
-            size = height, width
+            if channels not in (1, 3):
+                raise ImageError(f"A JPEG image has {channels} channels; want 1 (grey) or 3 (colours).")
+            _check_pixels("JPEG", height, width, max_pixels)
+            blocks = 0 if marker >= _ARITHMETIC else -(-height // 8) * -(-width // 8)
         if marker == 0xDA:
-            if size is None or bytes(view[place:]).rfind(_END_OF_JPEG) < 0:
+            if blocks < 0 or not _has_scans(bytes(view[place:]), blocks):
                 break
-            return size
+            return
         place += 2 + length
     raise ImageError(f"A JPEG image of {len(view)} bytes ends before its image does; it was cut off on its way.")
 
 
+def _has_scans(data: bytes, blocks: int) -> bool:
+    """Whether what follows the headers has an end, and a bit for each block of the image at least."""
+    scans = data.count(_SCAN)
+    if scans > _MOST_SCANS:
+        raise ImageError(f"A JPEG image has {scans} scans; want at most {_MOST_SCANS}.")
+    return data.rfind(_END_OF_JPEG) >= 0 and 8 * len(data) >= blocks
+
+
 def _check_png(view: memoryview, max_pixels: int) -> None:
-    """The size within the limit, and every chunk up to the last, each with its checksum."""
+    """The size within the limit, and every chunk up to the last, each with its checksum; none of an animation."""
     place = len(_PNG)
     while place + 12 <= len(view):
         length, name = struct.unpack_from(">I4s", view, place)
@@ -108,6 +124,8 @@ def _check_png(view: memoryview, max_pixels: int) -> None:
             break
         if zlib.crc32(view[place + 4 : end]) != struct.unpack_from(">I", view, end)[0]:
             raise ImageError(f"A PNG image of {len(view)} bytes is damaged between bytes {place} and {end + 4}.")
+        if name in _ANIMATION:
+            raise ImageError(f"A PNG image of {len(view)} bytes is animated; want a still one.")
         if name == b"IEND":
             return
         place = end + 4

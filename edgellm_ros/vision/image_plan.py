@@ -10,9 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..errors import RequestError
 from .opencv import opencv
 from .resize import resize
 from .resize_taps import Filter
+
+MOST_TOKENS = 1 << 17  # of an image; no context is longer
+MOST_VALUES = 1 << 29  # numbers of its pixels: 2 GB as float32
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,15 @@ class ImagePlan:
     def shape(self) -> tuple[int, ...]:
         """Of the pixel values."""
         return (self.rows, *self.parts[0].row_shape)
+
+
+def check_amount(values: int, tokens: int) -> None:
+    """:raises RequestError: an image would become more numbers or tokens than any machine or model takes."""
+    if values > MOST_VALUES or tokens > MOST_TOKENS:
+        raise RequestError(
+            f"an image or video becomes {values} pixel values and {tokens} tokens; want at most {MOST_VALUES} and "
+            f"{MOST_TOKENS}: give a smaller one, or correct the sizes in preprocessor_config.json."
+        )
 
 
 def carry_out(plan: ImagePlan, image: np.ndarray, table: np.ndarray, out: np.ndarray) -> None:

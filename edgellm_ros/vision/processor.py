@@ -13,6 +13,8 @@ from ..errors import EngineDirectoryError, RequestError
 from .image_plan import ImagePlan, carry_out
 from .processor_settings import ProcessorSettings, read_processor_settings
 
+LARGEST_RATIO = 200  # of the longer side to the shorter
+
 
 @dataclass(frozen=True)
 class ProcessedImages:
@@ -194,7 +196,7 @@ def process_planned(processor: PlannedProcessor, images: Sequence[np.ndarray]) -
 
 
 def check_images(images: Sequence[np.ndarray]) -> None:
-    """Refuse whatever is not a list of uint8 RGB images [H,W,3].
+    """Refuse whatever is not a list of uint8 RGB images [H,W,3], or long and narrow beyond use.
 
     :raises RequestError: the list is empty, or one is of another type, shape or size.
     """
@@ -206,3 +208,13 @@ def check_images(images: Sequence[np.ndarray]) -> None:
             raise RequestError(
                 f"Image {index} is {image.dtype} of shape {list(shape)}; want uint8 of shape [height, width, 3], RGB."
             )
+        if is_line(*shape[:2]):
+            raise RequestError(
+                f"An image of {shape[1]} by {shape[0]} pixels has an aspect ratio of "
+                f"{max(shape[:2]) / min(shape[:2]):.1f}; want at most {LARGEST_RATIO}: crop it."
+            )
+
+
+def is_line(height: int, width: int) -> bool:
+    """Whether an image is too long and narrow: a line of 16 million pixels, stretched to a square, takes gigabytes."""
+    return max(height, width) > LARGEST_RATIO * min(height, width)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import EngineDirectoryError
-from ..json_values import finite_number, plain_text, read_json, shown, whole_number
+from ..json_values import LARGEST_SIZE, finite_number, plain_text, read_json, shown, whole_number
 from .resize_taps import Filter
 
 LARGEST_SIDE = 1 << 16  # pixels; of any tile or limit of a side
+MOST_PIXELS = LARGEST_SIZE  # where a limit is one of an area
 CONFIG = "config.json"
 FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 LEVELS = "levels"  # what a tower takes that scales pixels itself: 0 to 255
@@ -48,11 +49,18 @@ class ProcessorSettings:
             if not self.flag(name, default=True):
                 raise self.fault(f"{name} is false; this step is part of every processor here, so want true")
 
-    def size(self, name: str, values: dict[str, Any] | None = None, *, default: int | None = None) -> int:
+    def size(
+        self,
+        name: str,
+        values: dict[str, Any] | None = None,
+        *,
+        default: int | None = None,
+        largest: int = LARGEST_SIDE,
+    ) -> int:
         """A positive whole number of the image processor's object (or of ``values``)."""
         found = (self.image if values is None else values).get(name, default)
         try:
-            return whole_number(name, found, 1)
+            return whole_number(name, found, 1, largest)
         except ValueError as error:
             raise self.fault(str(error)) from None
 
@@ -79,14 +87,25 @@ class ProcessorSettings:
         levels = np.arange(256)
         if not self.normalise:
             return np.repeat(levels[:, None], 3, axis=1).astype(np.uint8)
-        values = (levels * self.rescale_factor).astype(np.float32)[:, None]
-        return np.ascontiguousarray((values - self.mean) / self.std)
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = (levels * self.rescale_factor).astype(np.float32)[:, None]
+            table = np.ascontiguousarray((values - self.mean) / self.std)
+        if not np.isfinite(table).all():
+            raise self.fault(
+                f"rescale_factor {self.rescale_factor}, image_mean {self.mean.tolist()} and image_std "
+                f"{self.std.tolist()} make pixel values that are not finite; want those of the checkpoint"
+            )
+        return table
 
     @property
     def rescale_factor(self) -> float:
         """What levels are multiplied with before mean and deviation."""
+        found = self.image.get("rescale_factor", 1 / 255)
         try:
-            return finite_number("rescale_factor", self.image.get("rescale_factor", 1 / 255))
+            factor = finite_number("rescale_factor", found)
+            if factor <= 0:
+                raise ValueError(f"rescale_factor is {shown(found)}; want a number above 0")
+            return factor
         except ValueError as error:
             raise self.fault(str(error)) from None
 

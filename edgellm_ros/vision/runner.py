@@ -30,7 +30,10 @@ MOST_LAYOUTS = 64  # sizes of images whose placeholders are kept
 
 @dataclass
 class VisionMetrics:
-    """Of a vision runner. Seconds are of the host, and on a GPU do not wait for the device."""
+    """Of a vision runner. Seconds are of the host, and on a GPU do not wait for the device.
+
+    ``images`` and ``image_tokens`` are those of prompts, whatever of them was known; ``encoded`` is what the tower ran.
+    """
 
     images: int = 0
     image_tokens: int = 0
@@ -179,8 +182,6 @@ class VisionRunner:
         """
         start = time.perf_counter()
         metrics = self.metrics
-        metrics.images += 1
-        metrics.image_tokens += item.token_count
         encoded = self.cache.get(item.digest)
         if encoded is None:
             encoded = self.tower.encode(self.pixels(item), item.grid)

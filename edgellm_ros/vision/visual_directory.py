@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..engine_format import CONFIG_FILE, MANIFEST_FILE, VISUAL_DIRECTORY, VISUAL_GRAPH_FILE, Manifest
+from ..engine_format import CONFIG_FILE, MANIFEST_FILE, VISUAL_DIRECTORY, VISUAL_GRAPH_FILE, Manifest, check_content
 from ..errors import EngineDirectoryError
 from ..json_values import read_json, shown
 
@@ -100,9 +100,9 @@ def open_visual_directory(path: Path) -> VisualDirectory:
     manifest = Manifest.from_json(read_json(path / MANIFEST_FILE))
     for name, size in manifest.files.items():
         file = path / Path(name).name
-        if not file.is_file() or file.stat().st_size != size:
-            found = f"{file.stat().st_size} bytes" if file.is_file() else "nothing"
-            raise EngineDirectoryError(f"{file} holds {found}; the manifest wants {size}: build it again.")
+        if not file.is_file():
+            raise EngineDirectoryError(f"{file} is missing; build the engine directory again.")
+        check_content(file, size, manifest.samples.get(name))
     config = read_json(path / CONFIG_FILE)
     content = config.get("tower")
     known = {field.name for field in fields(TowerSettings)}

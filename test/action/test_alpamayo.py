@@ -20,7 +20,7 @@ from edgellm_ros.action.policy_runtime import PolicyRuntime
 from edgellm_ros.backends.base import SamplingRow
 from edgellm_ros.builder.action_families import alpamayo
 from edgellm_ros.builder.build import build_engine
-from edgellm_ros.errors import CheckpointError, ObservationError, PolicyError, RequestError
+from edgellm_ros.errors import CheckpointError, ChunkError, ObservationError, PolicyError, RequestError
 
 FOLDER, ARRAYS, CASES = reference("alpamayo")
 LOWERINGS = ("onnxruntime", "tensorrt", "tensorrt_legacy")
@@ -128,6 +128,12 @@ def test_a_damaged_manifest_is_refused_by_what_is_wrong(engine, change, sentence
     change(content["driving"])
     with pytest.raises(PolicyError, match=sentence):
         PolicyManifest.from_json(content)
+
+
+@pytest.mark.parametrize("scale", [1e3, 1e200, 1e307])
+def test_a_way_that_no_vehicle_drives_gives_no_path(engine, scale):
+    with pytest.raises(ChunkError, match=r"say a speed of .* m/s; want 100 at most: check the odometry"):
+        compute(engine, given=observed(history=ARRAYS["history"] * scale))
 
 
 def test_words_are_drawn_by_the_seed_and_never_from_the_trajectories(engine):

@@ -14,6 +14,8 @@ from edgellm_ros.errors import RequestError
 
 STORED = json.loads((Path(__file__).parent / "fixtures" / "libstdcxx_normal.json").read_text())
 NOW = 1_700_000_000_000_000_000
+COUNTER_OF_FIVE = [-0.072073258, -1.497135639, 0.323855489, -2.383732795]
+STAMPS_OF_FIVE = [794570742, 1811203177]
 
 
 @pytest.mark.parametrize("seed", sorted(STORED, key=int))
@@ -46,6 +48,13 @@ def test_a_number_of_the_counter_stream_needs_no_other():
         first, second, _, _ = philox4x32((index, PURPOSE_NOISE, 0, 0), (9, 0))
         radius = np.sqrt(-2.0 * np.log(((first >> 8) + 1) * 2.0**-24))
         assert drawn[index] == np.float32(radius * np.cos(2.0 * np.pi * ((second >> 8) * 2.0**-24)))
+
+
+def test_the_counter_stream_and_the_seeds_of_stamps_are_the_same_for_ever():
+    """Recordings name their seeds: what these stand for may never change."""
+    drawn = standard_normal(5, (4,), NoiseStream.COUNTER).tolist()
+    assert drawn == pytest.approx(COUNTER_OF_FIVE, abs=1e-6)
+    assert [NoiseSeeds(5, NoiseMode.STAMP).next(stamp) for stamp in (0, NOW)] == STAMPS_OF_FIVE
 
 
 @pytest.mark.parametrize("seed", [2**31, -(2**31) - 1, 2**63 - 1, 1.0, "5", None, True])

@@ -89,6 +89,8 @@ def test_there_and_back_gives_the_same_values(low, spans, kind, rule):
         ({"low": (0.0,), "high": (float("inf"),)}, "is inf; want a finite number"),
         ({"low": (0.0,), "high": ("1",)}, "want a finite number"),
         ({"low": (0.0,), "high": (1.0,), "epsilon": -1.0}, "negative deviation"),
+        ({"low": (0.0,), "high": (1e39,)}, "beyond 32-bit numbers"),
+        ({"low": (-3e38,), "high": (3e38,)}, "beyond 32-bit numbers"),
     ],
 )
 def test_statistics_that_make_no_sense_are_refused(fields, sentence):

@@ -69,7 +69,19 @@ def test_it_is_read_back_as_it_was_written(tmp_path):
         ("step_time", float("nan"), "step_time is nan"),
         ("image_size", (0, 512), "image_size is 0"),
         ("cameras", (CameraSlot("a.top"), CameraSlot("b.top")), "two cameras share a name"),
-        ("delta_dimensions", (2,), "delta_dimensions"),
+        ("delta_dimensions", (2,), "delta_dimensions is 2; want a whole number from 0 to 1"),
+        ("delta_dimensions", (1.0,), r"delta_dimensions is 1\.0"),
+        ("delta_dimensions", (0, 0), "want none twice"),
+        ("image_size", (512, 512, 3), "want height and width"),
+        ("rope_theta", 0.0, "rope_theta is 0.0; want a number above 0"),
+        ("prompt_format", "go\n", "want text with {task}, in this order and once each"),
+        ("prompt_format", "{task}{task}", "want text with {task}"),
+        ("prompt_format", "{task.__class__}", "want text with {task}"),
+        ("prompt_format", "{task:>999999999}", "want text with {task}"),
+        ("prompt_format", "{task!r}", "want text with {task}"),
+        ("prompt_format", "{task", "want text with {task}"),
+        ("prompt_format", "{0}", "want text with {task}"),
+        ("prompt_format", "{state} {task}", "want text with {task}"),
         ("network_rows", 49, "network_rows is 49; want a whole number from 50"),
         ("image_crop", 0.0, "image_crop is 0.0; want a share above 0"),
         ("time_waves", (Waves(4, 0.0, 1.0),), "a number of time_waves is 0.0"),
@@ -79,6 +91,19 @@ def test_it_is_read_back_as_it_was_written(tmp_path):
 def test_values_out_of_range_are_named(key, value, sentence):
     with pytest.raises(PolicyError, match=sentence):
         manifest(**{key: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "sound", "unsound"),
+    [
+        ({"state_input": StateInput.PROMPT_BINS}, "{task}, {state}", "{task}"),
+        ({"handoff": Handoff.CONTEXT}, "{images} {task}!", "{task} {images}"),
+    ],
+)
+def test_a_prompt_has_a_place_for_what_its_policy_reads(changes, sound, unsound):
+    assert manifest(**changes, prompt_format=sound).prompt_format == sound
+    with pytest.raises(PolicyError, match="prompt_format"):
+        manifest(**changes, prompt_format=unsound)
 
 
 def test_dimensions_agree_with_their_statistics_and_the_network():
@@ -136,6 +161,7 @@ def test_cameras_are_found_by_full_name_and_by_its_last_component():
         (["wrist"], "camera 'top' is missing"),
         ([], "camera 'top' is missing"),
         (["top", "left"], "no camera 'left'; its cameras are top, wrist"),
+        (["top", "observation.images.top"], "camera 'top' is given twice"),
     ],
 )
 def test_missing_and_unknown_cameras_are_refused(given, sentence):

@@ -249,10 +249,20 @@ def test_a_state_that_says_nothing_is_refused(runtime, state, sentence):
 
 
 @pytest.mark.parametrize(
-    "picture", [np.zeros((8, 8), np.uint8), np.zeros((8, 8, 4), np.uint8), np.zeros((8, 8, 3), np.float32), None]
+    "picture",
+    [
+        np.zeros((8, 8), np.uint8),
+        np.zeros((8, 8, 4), np.uint8),
+        np.zeros((8, 8, 3), np.float32),
+        None,
+        np.zeros((0, 8, 3), np.uint8),
+        np.zeros((1, 201, 3), np.uint8),
+        np.broadcast_to(np.uint8(0), (1 << 40, 1, 3)),
+    ],
+    ids=lambda picture: str(getattr(picture, "shape", picture)),
 )
 def test_a_picture_of_another_kind_is_refused(runtime, picture):
-    with pytest.raises(ObservationError, match="picture of camera 'top' is"):
+    with pytest.raises(ObservationError, match=r"picture of camera 'top' (is|has)"):
         runtime.compute(Observation({"top": picture, "wrist": picture, "side": picture}, np.zeros(5)), "touch")
 
 
@@ -316,6 +326,9 @@ def test_settings_beside_the_checkpoint_are_read_where_no_others_are_named(tmp_p
         ("step_time: .nan\n", "step_time is nan"),
         ("state: [1]\n", "state is"),
         ("a: [\n", "cannot be read as YAML"),
+        pytest.param("[" * 10000, "cannot be read as YAML", id="deep"),
+        ("state: &all {names: [a]}\naction: *all\n", "repeats a part by an alias"),
+        pytest.param("#" * (2 << 20), "bytes; want at most", id="long"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(tmp_path, text, sentence):

@@ -152,7 +152,8 @@ def test_actions_behind_a_short_rest_of_the_old_chunk_are_left_alone():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "committed", "wanted"), [(0.15, 10, (3, 6)), (0.2, 10, (3, 6)), (0.0, 10, (0, 3)), (1.0, 4, (4, 4))]
+    ("seconds", "committed", "wanted"),
+    [(0.15, 10, (3, 6)), (0.2, 10, (3, 6)), (0.0, 10, (0, 3)), (1.0, 4, (4, 4)), (-0.1, 10, (0, 3))],
 )
 def test_an_expected_delay_is_whole_actions_within_what_is_left(seconds, committed, wanted):
     chunking = RealTimeChunking.expecting(seconds, 1 / 15, 3, committed)

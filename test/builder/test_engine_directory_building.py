@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from edgellm_ros.builder import build_plan as build_module
 from edgellm_ros.builder import engine_directory
 from edgellm_ros.builder.build import build_engine
+from edgellm_ros.builder.build_check import check_build
 from edgellm_ros.builder.random_weights import RandomCheckpoint, write_random_llama_checkpoint, write_safetensors
 from edgellm_ros.builder.wheel_models import WHEEL_MODELS, WheelModel
 from edgellm_ros.engine_format import BuilderLimits, open_engine_directory
@@ -81,9 +83,11 @@ def test_a_rebuild_of_the_same_thing_is_skipped(checkpoint, place):
 
 def test_a_damaged_directory_is_built_again(checkpoint, place):
     build_engine(checkpoint, place, limits=LIMITS)
-    (place / "llm.onnx.data").write_bytes(b"")
-    build_engine(checkpoint, place, limits=LIMITS)
-    open_engine_directory(place)
+    for damage in (b"", bytes((place / "llm.onnx.data").stat().st_size)):
+        (place / "llm.onnx.data").write_bytes(damage)
+        build_engine(checkpoint, place, limits=LIMITS)
+        open_engine_directory(place)
+        assert (place / "llm.onnx.data").read_bytes() != damage
 
 
 @pytest.mark.parametrize("change", [{"precision": "int8"}, {"limits": BuilderLimits(1, 16, 32)}], ids=str)
@@ -203,6 +207,37 @@ def test_other_files_are_never_overwritten(checkpoint, place):
     assert (place / "thesis.txt").read_text() == "years of work"
 
 
+@pytest.mark.parametrize("manifest", ['{"name": "a web page"}', '{"fingerprint": "x", "files": []}', "[1]", "", "{"])
+def test_a_folder_with_a_manifest_of_another_kind_is_left_alone(checkpoint, place, manifest):
+    place.mkdir()
+    (place / "manifest.json").write_text(manifest)
+    (place / "thesis.txt").write_text("years of work")
+    with pytest.raises(EngineDirectoryError, match="no engine directory"):
+        build_engine(checkpoint, place, limits=LIMITS)
+    assert (place / "thesis.txt").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "adapters/mine/adapter_model.safetensors", "visual/extra", "a.engineer"])
+@pytest.mark.parametrize("check", [False, True], ids=["build", "check"])
+def test_files_that_were_put_into_an_engine_directory_are_not_lost_with_it(checkpoint, place, name, check):
+    build_engine(checkpoint, place, limits=LIMITS)
+    (place / name).parent.mkdir(parents=True, exist_ok=True)
+    (place / name).write_text("mine")
+    with pytest.raises(EngineDirectoryError, match=re.escape(f"{name!r}, which no build put there")):
+        (check_build if check else build_engine)(
+            checkpoint, place, precision="int8", limits=LIMITS, lowering="onnxruntime"
+        )
+    assert (place / name).read_text() == "mine" and siblings(place) == ["engine"]
+
+
+def test_compiled_plans_go_with_the_directory_that_they_belong_to(checkpoint, place):
+    build_engine(checkpoint, place, limits=LIMITS)
+    for name in ("llm.engine", "llm.engine.json", "llm.timing.cache", ".llm.engine.k3x"):
+        (place / name).write_text("")
+    build_engine(checkpoint, place, limits=BuilderLimits(1, 16, 32))
+    assert not list(place.glob("*llm.engine*"))
+
+
 def test_a_file_or_link_in_the_way_is_refused(checkpoint, place, tmp_path):
     place.write_text("x")
     with pytest.raises(EngineDirectoryError, match="not a folder"):
@@ -288,7 +323,7 @@ def test_what_a_killed_build_left_is_removed_by_the_next_and_a_live_one_is_not(c
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_signal_ends_the_command_with_130_and_leaves_nothing(large, place, number):
+def test_a_signal_ends_the_command_and_leaves_nothing(large, place, number):
     child = subprocess.Popen(
         [sys.executable, "-m", "edgellm_ros.cli.main", "build", large, place, "--precision", "int8"],
         stderr=subprocess.PIPE, text=True,
@@ -298,7 +333,7 @@ def test_a_signal_ends_the_command_with_130_and_leaves_nothing(large, place, num
         time.sleep(0.002)
     child.send_signal(number)
     _, errors = child.communicate(timeout=30)
-    assert child.returncode == 130
+    assert child.returncode == 128 + number
     assert "Traceback" not in errors
     assert siblings(place) == []
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+from contextlib import closing
 from pathlib import Path
 
 import gguf
@@ -92,6 +94,45 @@ def test_llama3_frequency_factors_divide_the_frequencies(model, tmp_path):
     plain = config["rope_theta"] ** (-np.arange(0, 48, 2) / 48)
     found = open_engine_directory(path).config.rope["default"].inverse_frequency
     np.testing.assert_allclose(found, plain / factors, rtol=1e-6)
+
+
+YARN = {"type": "yarn", "factor": 4.0, "original_context_length": 64}
+SCALINGS = {
+    "a factor alone is linear": ({"scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+    "the old name of it": ({"scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+    "switched off": ({"scaling.factor": 4.0, "scaling.type": "none"}, None),
+    "linear": ({"scaling.factor": 2.0, "scaling.type": "linear"}, {"rope_type": "linear", "factor": 2.0}),
+    "yarn": (
+        {**{f"scaling.{key}": value for key, value in YARN.items()}, "scaling.yarn_beta_fast": 16.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16.0},
+    ),
+}
+
+
+@pytest.mark.parametrize(("keys", "wanted"), SCALINGS.values(), ids=SCALINGS)
+def test_scaled_rotation_is_read_as_llama_cpp_reads_it(model, tmp_path, keys, wanted):
+    _, config, tensors = model
+    file = llama_gguf(config, tensors)
+    file.metadata |= {f"llama.rope.{key}": value for key, value in keys.items()}
+    with closing(GGUFCheckpoint(file.write(tmp_path / "m.gguf"))) as checkpoint:
+        assert checkpoint.config["rope_scaling"] == wanted
+
+
+def test_frequency_factors_beside_another_scaling_are_refused(model, tmp_path):
+    _, config, tensors = model
+    file = llama_gguf(config, tensors)
+    file.metadata["llama.rope.scaling.factor"] = 2.0
+    file.tensors["rope_freqs.weight"] = ((24,), 0, np.ones(24, np.float32).tobytes())
+    assert "rope_freqs.weight" in refusal(file.write(tmp_path / "m.gguf"))
+
+
+def test_frequency_factors_without_end_are_refused_before_they_are_read(model, tmp_path):
+    _, config, tensors = model
+    file = llama_gguf(config, tensors)
+    file.tensors["rope_freqs.weight"] = ((1 << 38,), 0, b"")
+    path = file.write(tmp_path / "m.gguf")
+    os.truncate(path, (1 << 40) + (1 << 24))
+    assert "rope_freqs.weight" in refusal(path)
 
 
 def test_q8_0_maps_onto_int8_blocks_bit_for_bit(model, tmp_path):
@@ -209,6 +250,10 @@ METADATA_FAULTS = {
     "alignment": ("general.alignment", 12, "alignment"),
     "partial-rotation": ("llama.rope.dimension_count", 16, "dimension_count"),
     "split": ("split.count", 3, "split"),
+    "sees-what-follows": ("llama.attention.causal", False, "attention.causal"),
+    "other-scale": ("llama.attention.scale", 0.5, "attention.scale"),
+    "other-logits": ("llama.logit_scale", 0.5, "logit_scale"),
+    "yarn-extrapolation": ("llama.rope.scaling.yarn_ext_factor", 0.5, "yarn_ext_factor"),
 }
 
 
@@ -216,7 +261,7 @@ METADATA_FAULTS = {
 def test_bad_metadata_is_named(model, tmp_path, key, content, said):
     _, config, tensors = model
     file = llama_gguf(config, tensors)
-    file.metadata[key] = content
+    file.metadata |= {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0, key: content}
     assert said in refusal(file.write(tmp_path / "m.gguf"))
 
 
@@ -273,6 +318,17 @@ def test_bad_tensors_are_named(model, tmp_path, shape, kind, data, said):
     sentence = refusal(file.write(tmp_path / "m.gguf"))
     assert said in sentence
     assert "blk.0.attn_norm.weight" in sentence
+
+
+def test_tensors_that_share_bytes_are_refused(model, tmp_path):
+    _, config, tensors = model
+    file = llama_gguf(config, tensors)
+    up, down = "blk.0.ffn_up.weight", "blk.0.ffn_norm.weight"
+    file.tensors = {name: file.tensors.pop(name) for name in (down, up)} | file.tensors
+    shape, kind, data = file.tensors[down]
+    file.tensors[down] = (shape, kind, data[:32])
+    sentence = refusal(file.write(tmp_path / "m.gguf"))
+    assert "share bytes" in sentence and up in sentence and down in sentence
 
 
 def test_a_name_that_occurs_twice_is_refused(tmp_path):

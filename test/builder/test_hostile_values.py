@@ -117,13 +117,43 @@ def test_a_shard_of_an_impossible_name_is_refused(folder, capsys, shard):
     assert len(refusal(capsys, folder)) < 1300
 
 
-@pytest.mark.parametrize("place", ["/", "/dev/null", "/dev/null/engine", "/proc/engine", "x" * 300, "x/" * 3000 + "x"])
+@pytest.mark.parametrize(
+    "place", ["/", "/dev/null", "/dev/null/engine", "/proc/engine", "x" * 300, "x/" * 3000 + "x", "a\0b"]
+)
 @pytest.mark.parametrize("flags", [[], ["--check"]], ids=["build", "check"])
 def test_a_place_that_cannot_be_is_refused_in_a_sentence(folder, capsys, monkeypatch, place, flags):
     monkeypatch.chdir(folder.parent)
     assert main(["build", *flags, str(folder), place]) == 2
     out, err = capsys.readouterr()
     assert not out and err.count("\n") == 1 and err.endswith(".\n")
+    assert [path.name for path in folder.parent.iterdir()] == ["checkpoint"]
+
+
+SOURCES = ["", "a\0b", "x" * 300, "x" * 5000, "x/" * 3000 + "x", "\udcff", "x" * 5000 + ".gguf"]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=range(len(SOURCES)))
+@pytest.mark.parametrize("flags", [[], ["--check"], ["--random-weights"]], ids=["build", "check", "random"])
+def test_a_source_that_cannot_be_is_refused_in_a_sentence(tmp_path, capsys, monkeypatch, source, flags):
+    monkeypatch.chdir(tmp_path)
+    assert main(["build", *flags, source, str(tmp_path / "engine")]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1 and err.endswith(".\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["", "--check"], "OUT is empty"),
+        ([""], "OUT is empty"),
+        (["engine", "--seed", "3"], "without --random-weights"),
+    ],
+)
+def test_arguments_that_nothing_is_made_of_are_refused(folder, capsys, monkeypatch, arguments, said):
+    monkeypatch.chdir(folder.parent)
+    assert main(["build", str(folder), *arguments]) == 2
+    assert said in capsys.readouterr().err
     assert [path.name for path in folder.parent.iterdir()] == ["checkpoint"]
 
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from edgellm_ros.builder.build import build_engine
 from edgellm_ros.builder.huggingface_checkpoint import HuggingFaceCheckpoint
-from edgellm_ros.builder.random_weights import RandomCheckpoint, write_random_llama_checkpoint
+from edgellm_ros.builder.random_weights import RandomCheckpoint, write_random_llama_checkpoint, write_safetensors
 from edgellm_ros.builder.safetensors_file import SafetensorsFile
 from edgellm_ros.engine_format import BuilderLimits, EngineDirectoryError, open_engine_directory
 from edgellm_ros.errors import CheckpointError
@@ -142,6 +142,7 @@ ENTRIES = {
     "offsets-beyond": {"dtype": "F32", "shape": [80, 48], "data_offsets": [10**9, 10**9 + 15360]},
     "offsets-negative": {"dtype": "F32", "shape": [80, 48], "data_offsets": [-15360, 0]},
     "three-offsets": {"dtype": "F32", "shape": [80, 48], "data_offsets": [0, 1, 2]},
+    "bytes-of-another": {"dtype": "F32", "shape": [80, 48], "data_offsets": [0, 15360]},
     "size-and-shape-differ": {"dtype": "F32", "shape": [80, 49], "data_offsets": [0, 15360]},
     "integers": {"dtype": "I32", "shape": [80, 48], "data_offsets": [0, 15360]},
     "fp8": {"dtype": "F8_E4M3", "shape": [80, 48], "data_offsets": [0, 3840]},
@@ -173,11 +174,10 @@ def test_another_shape_is_named_with_both_shapes(folder, tmp_path):
 
 
 def test_rotary_buffers_and_the_second_name_of_a_tied_head_are_left_out(folder, tmp_path):
-    def change(header):
-        header["model.layers.0.self_attn.rotary_emb.inv_freq"] = header["model.norm.weight"]
-        header["lm_head.weight"] = header["model.embed_tokens.weight"]
-
-    rewrite(folder, change)
+    checkpoint = RandomCheckpoint(json.loads((folder / "config.json").read_text()))
+    checkpoint.shapes["model.layers.0.self_attn.rotary_emb.inv_freq"] = (8,)
+    checkpoint.shapes["lm_head.weight"] = checkpoint.shapes["model.embed_tokens.weight"]
+    write_safetensors(folder / "model.safetensors", checkpoint.shapes, checkpoint.read_rows)
     build_engine(folder, tmp_path / "engine", limits=LIMITS)
 
 
@@ -230,6 +230,13 @@ def test_bad_configurations_are_named(folder, tmp_path, keys, said):
 def test_damaged_json_names_the_file(folder, tmp_path, name, content):
     (folder / name).write_bytes(content)
     assert name in refusal(folder, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_a_key_that_occurs_twice_is_refused(folder, tmp_path, name):
+    content = (folder / name).read_text().rstrip().removesuffix("}") + ', "rope_theta": 1.0, "rope_theta": 2.0}'
+    (folder / name).write_text(content.replace("rope_theta", "hidden_size") if name == "config.json" else content)
+    assert "occurs twice" in (sentence := refusal(folder, tmp_path)) and name in sentence
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])

@@ -92,6 +92,14 @@ def test_a_refused_parameter_ends_the_demo_with_the_node_s_own_sentence(demo):
     assert result.stderr.splitlines()[-1].startswith("edgellm demo: visual_pruner.reduction_ratio")
 
 
+def test_a_node_that_cannot_load_its_engine_is_one_sentence(demo, tmp_path):
+    result = demo("--engine-dir", str(tmp_path / "nowhere"), "--task", "touch the pink disc")
+    last = result.stderr.splitlines()[-1]
+    assert result.returncode == 2
+    assert last.startswith("edgellm demo: the node did not become active: ") and "nowhere holds nothing" in last
+    assert result.stderr.count("holds nothing") == 1 and "[ERROR]" not in result.stderr
+
+
 @pytest.mark.slow
 def test_headless_does_one_of_each_task_and_question(demo):
     result = demo("--headless")

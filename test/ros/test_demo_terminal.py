@@ -146,10 +146,27 @@ def test_ctrl_c_at_the_prompt_ends_with_130_and_no_line_is_wider_than_the_termin
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("busy", [True, False], ids=["at work", "at the prompt"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
+def test_a_termination_ends_the_nodes_first_and_is_told_by_the_exit_status(demo, number, busy):
+    terminal = demo()
+    if busy:
+        terminal.type(TASK + "\r")
+        terminal.wait(" chunks  seed ")
+    nodes = terminal.children()
+    assert len(nodes) == 2
+    terminal.process.send_signal(number)
+    terminal.process.send_signal(number)
+    assert terminal.end() == 128 + number
+    assert not [node for node in nodes if Path("/proc", node).exists()]
+    assert "Traceback" not in terminal.said and f"edgellm demo: ended by {number.name}" in terminal.said
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "name", "busy"),
     [
-        ("edgellm_ros.tabletop.world_node", "tabletop", True),
+        ("edgellm_ros.tabletop.world_process", "tabletop", True),
         ("edgellm_ros.ros.node", "edgellm", True),
         ("edgellm_ros.ros.node", "edgellm", False),
     ],

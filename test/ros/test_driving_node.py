@@ -53,9 +53,8 @@ class Vehicle(Robot):
 
 @pytest.fixture
 def start(start_node, engine):
-    bench = start_node(
-        {"engine.backend": "auto", "engine.directory": str(engine), "engine.threads": 1, "images.max_age": 30.0}
-    )
+    given = {"engine.backend": "auto", "engine.directory": str(engine), "engine.threads": 1, "images.max_age": 30.0}
+    bench = start_node({**given, "action.fixed_delay": 0.1})  # however busy the machine is
     vehicle = Vehicle(bench)
     heard = (*vehicle.images.values(), vehicle.odometry)
     bench.wait(lambda: all(publisher.get_subscription_count() for publisher in heard), "the node listens", 60.0)
@@ -88,6 +87,20 @@ def test_a_prompt_gives_words_and_a_path_from_what_was_seen_and_driven(start, en
     assert np.array_equal(np.reshape(vehicle.chunks[0].data, wanted.rows.shape), wanted.rows)
     assert bench.client.responses[-1] == "".join(bench.client.deltas) == wanted.reasoning != ""
     assert report["finish_reason"] == "end_id" and report["x0_digest"] == wanted.noise_digest
+
+
+def test_a_path_that_ends_in_the_past_is_never_published(start):
+    bench, vehicle = start
+    assert bench.set(action__fixed_delay=-1.0) == [""]
+    stamp = vehicle.now() - 12 * STEP  # and the last waypoint is due six steps later
+    policy = bench.node.state.policy
+    vehicle.drive(stamp)
+    vehicle.show(stamp)
+    bench.wait(lambda: policy.cameras.frames.next_after(stamp - 1, slop=0.0) is not None, "the images arrive")
+    bench.wait(lambda: policy.odometry.events().get("taken", 0) >= 51, "the odometry arrives")
+    (report,) = bench.ask("drive on")
+    assert report["refusal_code"] == "late_chunk" and "the chunk's last action was due" in report["refusal"]
+    assert not vehicle.paths and not vehicle.chunks
 
 
 @pytest.mark.parametrize(("missing", "code"), [("odometry", "stale_observation"), ("earlier pictures", "no_images")])

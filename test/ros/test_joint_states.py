@@ -107,7 +107,26 @@ def test_a_late_message_clears_nothing_and_a_clock_that_began_again_starts_anew(
     assert joints.state(back, 0.2)[0].tolist() == [4, 5, 6]
 
 
-@pytest.mark.parametrize(("stamp", "event"), [(0, JointEvent.ZERO_STAMP), (NOW + NANOSECONDS, JointEvent.FUTURE_STAMP)])
+@pytest.mark.parametrize(
+    ("moment", "found"),
+    [(NOW + 5, 1.0), (NOW + 10, None), (NOW + 15, None), (NOW + 20, 4.0), (NOW + 25, 4.0)],
+)
+def test_positions_of_a_moment_do_not_reach_over_a_joint_that_was_nowhere(moment, found):
+    joints = tracker()
+    for stamp, pan in ((NOW, 1.0), (NOW + 10, math.nan), (NOW + 20, 4.0), (NOW + 30, 5.0)):
+        joints.add(NAMES, (pan, 2, 3), stamp, NOW + 30)
+    state = joints.at(moment, 0.0)
+    assert (None if state is None else state[0][0]) == found
+    joints.clear()
+    for stamp in (NOW, NOW + 30):
+        joints.add(NAMES, (1, 2, 3), stamp, NOW + 30)
+    assert joints.at(moment, 0.0) is not None
+
+
+@pytest.mark.parametrize(
+    ("stamp", "event"),
+    [(0, JointEvent.ZERO_STAMP), (-1, JointEvent.ZERO_STAMP), (NOW + NANOSECONDS, JointEvent.FUTURE_STAMP)],
+)
 def test_stamps_that_say_nothing_are_turned_away(stamp, event):
     assert tracker().add(NAMES, (1, 2, 3), stamp, NOW) is event
 

@@ -84,7 +84,7 @@ def test_the_launch_file_is_read_by_launch(repository: Path) -> None:
 
 def test_the_tabletop_is_a_world_and_a_node_whose_trajectories_it_follows() -> None:
     world, node = tabletop_specs({"engine_dir": "/e", "seed": "3", "rate": "5", "splice": "blend"}, {})
-    assert (world.executable, world.module) == ("tabletop_world", "edgellm_ros.tabletop.world_node")
+    assert (world.executable, world.module) == ("tabletop_world", "edgellm_ros.tabletop.world_process")
     assert world.parameters == {"seed": 3, "real_time_factor": 1.0, "simulated_time": True}
     assert node.arguments()[3:5] == ["-r", "action_trajectory:=joint_trajectory"]
     assert 'cameras:=["top", "angled"]' in node.arguments() and "action.rate:=5.0" in node.arguments()

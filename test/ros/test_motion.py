@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm_ros.action.chunk import NANOSECONDS, ActionChunk, ActionLimits
+from edgellm_ros.action.kinematics import DrivingPath
 from edgellm_ros.action.policy_manifest import ActionMeaning
 from edgellm_ros.action.timeline import ChunkTimeline, Plan, Splice
 from edgellm_ros.errors import Refusal, RefusalCode
-from edgellm_ros.ros.action_messages import chunk_array, hold_trajectory, joint_trajectory
+from edgellm_ros.ros.action_messages import chunk_array, hold_trajectory, joint_trajectory, path_message
 from edgellm_ros.ros.motion import Motion, MotionSettings
 
 START = 1_000 * NANOSECONDS
@@ -200,6 +202,61 @@ def test_a_clock_that_went_back_holds_and_what_was_computed_before_is_dropped(mo
     assert refusal.code is RefusalCode.STALE_OBSERVATION and "60.050 s ahead of the clock" in refusal.message
     plan = motion.follow(chunk(back), FREE, back + STEP, motion.epoch)  # the task goes on in the new time
     assert plan.skipped == 0 and plan.due[0] == back + 2 * STEP
+
+
+def driven(stamp=START, rows=10, place=0.0):
+    """A chunk of a policy that drives, with its path."""
+    made = chunk(stamp, rows)
+    positions = np.column_stack([np.arange(rows), np.full(rows, place), np.zeros(rows)]).astype(float)
+    return replace(made, path=DrivingPath(positions, np.zeros(rows), np.ones(rows), STEP / NANOSECONDS))
+
+
+@pytest.mark.parametrize("place", [np.nan, np.inf])
+def test_a_path_that_is_not_finite_stops_the_robot_though_its_actions_are(motion, recorder, place):
+    motion.follow(driven(), FREE, START, motion.epoch)
+    refusal = motion.follow(driven(START + STEP, place=place), FREE, START + 2 * STEP, motion.epoch)
+    assert refusal.code is RefusalCode.NOT_FINITE and recorder.said[-1] == "hold" and not motion.moving
+
+
+def test_a_path_is_due_from_its_observation_on_even_where_it_is_the_first(motion, recorder):
+    plan = motion.follow(driven(), FREE, START + 4 * STEP, motion.epoch)
+    assert plan.skipped == 4 and plan.due[0] == START + 5 * STEP
+    motion.stop(PAUSE)
+    refusal = motion.follow(driven(), FREE, START + 12 * STEP, motion.epoch)
+    assert refusal.code is RefusalCode.LATE_CHUNK and "0.100 s ago" in refusal.message
+    assert recorder.said == [plan, "hold"]
+
+
+@pytest.mark.parametrize(("execute", "poses"), [(0, 10), (3, 3), (99, 10)])
+def test_a_path_ends_where_its_plan_does(motion, execute, poses):
+    motion.begin(ChunkTimeline(execute_steps=execute))
+    made = driven()
+    plan = motion.follow(made, FREE, START, motion.epoch)
+    message = path_message(made.path, made.stamp, int(plan.due[-1]))
+    assert len(message.poses) == poses and message.poses[-1].pose.position.x == poses - 1
+
+
+def test_a_robot_that_starved_without_a_hold_is_still_told_to_stop(motion, recorder, stops):
+    motion.follow(chunk(), FREE, START, motion.epoch)
+    assert motion.watch(START + 20 * STEP, hold=False) and not motion.watch(START + 21 * STEP, hold=False)
+    assert "hold" not in recorder.said and len(stops) == 1
+    motion.stop(PAUSE)
+    assert recorder.said[-1] == "hold" and not motion.moving
+
+
+def test_a_limit_counts_for_actions_that_would_not_be_followed_too(motion, recorder):
+    motion.begin(ChunkTimeline(execute_steps=3))
+    refusal = motion.follow(chunk(), MotionSettings(ActionLimits(upper=(0.085, 9.0))), START, motion.epoch)
+    assert "row 9 of the chunk takes pan to 0.09, above its upper limit" in refusal.message
+    assert recorder.said == ["hold"]
+
+
+def test_a_clock_that_went_back_under_a_robot_that_holds_begins_anew_as_well(motion):
+    motion.follow(chunk(), FREE, START, motion.epoch)
+    motion.fault(PAUSE, START + STEP, hold=True)
+    motion.clock_jumped(PAUSE)
+    back = START - 60 * NANOSECONDS
+    assert motion.follow(chunk(back), FREE, back + 4 * STEP, motion.epoch).skipped == 0
 
 
 def test_a_fixed_delay_makes_the_plan_independent_of_the_clock(motion):

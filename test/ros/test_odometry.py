@@ -67,6 +67,8 @@ def test_half_a_turn_of_sign_between_two_quaternions_changes_nothing():
         ((0, 0, 0), turned(0), START + NANOSECONDS, "future_stamp"),
         ((0, math.nan, 0), turned(0), START, "not_finite"),
         ((0, 0, 0), (0, 0, 0, 0), START, "no_orientation"),
+        ((0, 0, 0), (0, 0, 1e300, 1e300), START, "no_orientation"),
+        ((0, 0, 0), turned(0), -START, "zero_stamp"),
     ],
 )
 def test_messages_that_say_nothing_are_turned_away_and_counted(position, orientation, stamp, event):

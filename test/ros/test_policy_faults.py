@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import test_policy_node as policy_node
+from diagnostic_msgs.msg import DiagnosticStatus
 from lifecycle_msgs.msg import Transition
 from rosgraph_msgs.msg import Clock
 
-from edgellm_ros.action.chunk import NANOSECONDS
+from edgellm_ros.action.chunk import NANOSECONDS, ActionChunk, ActionLimits
+from edgellm_ros.action.timeline import ChunkTimeline
 from edgellm_ros.ros.action_messages import time_message
 from edgellm_ros.ros.client import pairs
+from edgellm_ros.ros.motion import MotionSettings
 
 engine, start = policy_node.engine, policy_node.start
 JOINTS, CAMERAS, TASK = policy_node.JOINTS, policy_node.CAMERAS, policy_node.TASK
@@ -40,6 +44,62 @@ def test_who_stops_the_robot_stops_it_even_where_faults_hold_nothing(start, way)
     else:
         assert bench.change(Transition.TRANSITION_DEACTIVATE)
     wait_hold(bench, robot)
+
+
+@pytest.mark.parametrize("way", ["cancel", "reset", "disable", "deactivate"])
+def test_a_chunk_that_gets_out_while_everything_is_ended_is_followed_by_a_hold(start, way):
+    bench, robot = start(MOVING)
+    show(bench, robot)
+    policy, ends = bench.node.state.policy, bench.node.bridge.cancel_all
+
+    def moves_meanwhile(refusal):
+        now = policy.now()
+        epoch = policy.motion.begin(ChunkTimeline(), now)  # as a task that starts at this very moment
+        made = ActionChunk(np.zeros((7, 4)), now, NANOSECONDS // 5, JOINTS[:4], ("rad",) * 4)
+        policy.motion.follow(made, MotionSettings(ActionLimits()), now, epoch)
+        return ends(refusal)
+
+    bench.node.bridge.cancel_all = moves_meanwhile
+    if way == "cancel":
+        bench.client.cancel()
+    elif way == "reset":
+        bench.trigger("reset")
+    elif way == "disable":
+        bench.enable(False)
+    else:
+        assert bench.change(Transition.TRANSITION_DEACTIVATE)
+    bench.wait(lambda: robot.chunks, "the chunk gets out")
+    wait_hold(bench, robot)
+
+
+def test_a_running_task_is_watched_whatever_its_rate_has_become(start):
+    bench, robot = start(MOVING)
+    move(bench, robot)
+    assert bench.set(action__rate=0.0) == [""]
+    bench.node.state.policy.host.compute = lambda *arguments, **options: None  # no chunk comes any more
+    wait_hold(bench, robot)
+    assert bench.node.state.policy.motion.counts()["starved"] == 1 and not bench.client.reports
+
+
+@pytest.mark.parametrize(
+    ("cameras", "sentence"), [(["top"], "camera 'wrist' is missing"), ([*CAMERAS, "rear"], "no camera 'rear'")]
+)
+def test_cameras_that_are_not_the_policys_stop_the_configuration(start_node, engine, cameras, sentence):
+    given = {"engine.backend": "auto", "engine.directory": str(engine), "cameras": cameras}
+    bench = start_node(given, active=False)
+    assert not bench.change(Transition.TRANSITION_CONFIGURE)
+    assert sentence in bench.node.state.failure and bench.node.state.policy is bench.node.state.cameras is None
+
+
+def test_parameters_of_actions_show_where_nothing_acts(start_node):
+    bench = start_node()
+    bench.wait(lambda: bench.diagnostics, "the statuses")
+    assert "policy" not in bench.diagnostics
+    assert bench.set(action__noise_seed=7, safety__max_state_age=1.0) == ["", ""]
+    bench.wait(lambda: "policy" in bench.diagnostics, "the status")
+    status = bench.diagnostics["policy"]
+    assert status.level == DiagnosticStatus.WARN and "holds no policy" in status.message
+    assert "action.noise_seed, safety.max_state_age" in status.message
 
 
 def test_a_task_that_is_out_of_its_time_holds(start):

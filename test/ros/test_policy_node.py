@@ -11,6 +11,7 @@ from lifecycle_msgs.msg import Transition
 from openvino_choice import prefer_openvino
 from policy_bench import Robot, seconds
 from policy_checkpoints import reference, scaled_error
+from visualization_msgs.msg import MarkerArray
 
 from edgellm_ros.action.chunk import NANOSECONDS
 from edgellm_ros.action.noise import NoiseMode, NoiseSeeds
@@ -123,6 +124,31 @@ def test_seeds_follow_the_mode_and_live_changes(start, mode):
     if mode == "sequence":
         bench.trigger("reset")
     assert bench.ask(TASK)[0]["seed"] == "-1"
+
+
+def test_a_random_seed_is_named_and_gives_the_bytes_again(start):
+    bench, robot = start({"action.noise_mode": "random"})
+    show(bench, robot)
+    seeds = [bench.ask(TASK)[0]["seed"] for _ in range(2)]
+    bench.wait(lambda: len(robot.chunks) == 2, "two chunks")
+    assert seeds[0] != seeds[1] and robot.chunks[0].data != robot.chunks[1].data
+    assert bench.set(action__noise_mode="fixed", action__noise_seed=int(seeds[0])) == ["", ""]
+    bench.ask(TASK)
+    bench.wait(lambda: len(robot.chunks) == 3, "three chunks")
+    assert robot.chunks[2].data == robot.chunks[0].data
+
+
+def test_markers_say_what_is_followed_to_those_who_look(start):
+    bench, robot = start({"action.noise_mode": "fixed"})
+    show(bench, robot)
+    bench.ask(TASK)
+    seen = []
+    bench.client.create_subscription(MarkerArray, "markers", seen.append, 1)
+    bench.wait(bench.node.state.policy.outputs.markers.get_subscription_count, "somebody looks", 60.0)
+    bench.ask(TASK)
+    bench.wait(lambda: seen, "the markers arrive")
+    (marker,) = seen[0].markers
+    assert marker.text.startswith("7 actions from ") and marker.text.endswith("seed 5")
 
 
 @pytest.mark.parametrize(

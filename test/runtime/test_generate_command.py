@@ -137,13 +137,18 @@ def slow_process(tmp_path, **options) -> subprocess.Popen:
     )  # fmt: skip
 
 
-def test_interrupt_ends_cleanly(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM"), (signal.SIGHUP, "ended by SIGHUP")],
+    ids=["SIGINT", "SIGTERM", "SIGHUP"],
+)
+def test_a_signal_ends_it_with_one_sentence_and_its_own_status(tmp_path, number, said):
     process = slow_process(tmp_path)
     assert process.stdout.read(3) == "abc"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=WAIT)
-    assert process.returncode == 130
-    assert err == "edgellm generate: interrupted\n"
+    assert process.returncode == 128 + number
+    assert err == f"edgellm generate: {said}\n"
 
 
 def test_a_closed_pipe_is_no_traceback(tmp_path):

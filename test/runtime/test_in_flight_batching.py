@@ -90,6 +90,13 @@ def given_ids(*indices: int) -> LLMGenerationRequest:
     )
 
 
+def counted(owner, name: str) -> list[int]:
+    """One entry for each call of a method from now on."""
+    calls, method = [], getattr(owner, name)
+    setattr(owner, name, lambda *arguments: calls.append(1) or method(*arguments))
+    return calls
+
+
 CASES = [(family, "onnxruntime") for family in TINY_FAMILIES]
 CASES += [(family, lowering) for family in ("llama-3", "gemma3") for lowering in family_engines.LOWERINGS[1:]]
 
@@ -106,6 +113,7 @@ def test_every_family_gives_the_same_in_mixed_calls(family, lowering):
         "wide": {"join_chunk": 32, "mixed_positions": 128},
     }.items():
         with LLMInferenceRuntime(path, threads=1, **options or {}) as runtime:
+            mixed = counted(runtime.rank.executor, "decode_and_prefill")
             if options is None:
                 found[name] = [outcome(answer(runtime, given_ids(index))) for index in range(4)]
                 continue
@@ -120,6 +128,8 @@ def test_every_family_gives_the_same_in_mixed_calls(family, lowering):
 
             response = stepped(runtime, given_ids(0), before_step)
             found[name] = [outcome(response), *(results.get(index) for index in (1, 2, 3))]
+            can = runtime.rank.executor.engine.capabilities.mixed_positions > 0
+            assert bool(mixed) == (can and name != "apart")
     for name in ("apart", "mixed", "wide"):
         harvested = [pair for pair in zip(found[name], found["alone"], strict=True) if pair[0] is not None]
         assert len(harvested) >= 2

@@ -6,7 +6,7 @@ import pytest
 from runtime_helpers import answer, drain, fake_runtime, item, request
 
 from edgellm_ros.backends.fake import FakeBackend
-from edgellm_ros.errors import EdgeLLMError, RefusalCode, RequestError
+from edgellm_ros.errors import EdgeLLMError, MisuseError, RefusalCode, RequestError
 from edgellm_ros.runtime.artifacts import ModelArtifacts
 from edgellm_ros.runtime.boundary import AdmitDecision, SlotSeed
 from edgellm_ros.runtime.metrics import MultimodalMetrics, SpecDecodeGenerationMetrics
@@ -52,6 +52,9 @@ def test_the_whole_surface(rank, directory):
     assert rank.get_prefill_metrics().total_runs == rank.get_generation_metrics().total_runs == 0
     assert rank.get_base_model_hidden_states(0) is None and rank.get_base_model_prefill_length() == 0
     assert rank.get_base_model_input_token_ids() == []
+    assert rank.get_context_cache_metrics() is None and rank.get_stage_times() == {}
+    with pytest.raises(MisuseError, match="accept_hidden_layer is 0"):
+        rank.begin_generation(prepared, LLMGenerationResponse(), output_thinker_embeddings=True)
     # settings without a runner: visible, without effect
     rank.set_action_noise_seed(7)
     assert rank.action_noise_seed == 7
@@ -59,6 +62,9 @@ def test_the_whole_surface(rank, directory):
     assert rank.visual_pruner_config == VisualPrunerConfig(True, reduction_ratio=0.5)
     assert rank.visual_pruner_active is False
     assert rank.capture_decoding_cuda_graph() is True
+    assert rank.gen_and_save_system_prompt_kv_cache("") is True
+    assert rank.gen_and_save_system_prompt_kv_cache("You move an arm.", "nobody's") is False
+    assert rank.last_refusal.code is RefusalCode.UNKNOWN_ADAPTER
     # a whole request
     calls, hooked, response = [], [], LLMGenerationResponse()
     assert rank.handle_request(
@@ -141,11 +147,17 @@ def test_a_bad_pruner_configuration_leaves_the_old_one(rank, config):
     assert rank.visual_pruner_config == VisualPrunerConfig(True)
 
 
-@pytest.mark.parametrize("seed", [-1, 1 << 64, 1.5, "x"])
+@pytest.mark.parametrize("seed", [1 << 31, -(1 << 31) - 1, 1 << 64, 1.5, "x", True])
 def test_a_bad_noise_seed_is_refused(rank, seed):
-    with pytest.raises(RequestError, match="the action noise seed"):
+    with pytest.raises(RequestError, match="the noise seed is"):
         rank.set_action_noise_seed(seed)
     assert rank.action_noise_seed is None
+
+
+@pytest.mark.parametrize("seed", [0, -1, (1 << 31) - 1, -(1 << 31)])
+def test_every_int32_is_a_noise_seed(rank, seed):
+    rank.set_action_noise_seed(seed)
+    assert rank.action_noise_seed == seed
 
 
 def test_recording_can_be_switched_off(rank, monkeypatch):

@@ -105,6 +105,12 @@ def test_fields_that_are_set_later_are_checked_too(runtime):
     assert "sampling is None" in runtime.rank.last_refusal.message
 
 
+def test_ids_that_are_given_win_over_messages(runtime):
+    asked = request("hi there", pre_tokenized_input_ids=[[65, 66]])
+    assert runtime.prepare(asked).pre_tokenized_input_ids == [[65, 66]]
+    assert answer(runtime, asked).input_token_counts == [2]
+
+
 @pytest.mark.parametrize("channel", [5, 0, "x", []], ids=repr)
 def test_a_channel_of_another_kind_is_refused(runtime, channel):
     with pytest.raises(RequestError, match="want a StreamChannel"):

@@ -8,10 +8,11 @@ import pytest
 from runtime_helpers import WAIT, answer, check_stream, drain, edgellm_threads, fake_runtime, item, outcome, request
 
 from edgellm_ros.backends.fake import FakeMode, FakeScript, Fault
-from edgellm_ros.errors import EdgeLLMError, InputTooLongError, RefusalCode, RequestError, SubmitError
+from edgellm_ros.errors import EdgeLLMError, InputTooLongError, RefusalCode, RequestError, StepTimeoutError, SubmitError
 from edgellm_ros.runtime.request import FinishReason, LLMGenerationResponse, SamplingParameters
 from edgellm_ros.runtime.scheduler import RequestEngine, RequestEngineConfig, ShutdownMode
 from edgellm_ros.runtime.streaming import StreamChannel
+from edgellm_ros.runtime.watchdog import StepWatchdog
 
 DRAWN = SamplingParameters(temperature=1.3, top_k=40)
 
@@ -169,10 +170,11 @@ def test_a_channel_given_twice_ends_once(bench):
 def test_cancel_while_waiting_ends_at_once(bench):
     engine = bench(SLOW).engine
     first = engine.submit(request("hi"))
+    until(lambda: engine.running == 1)
     channel = StreamChannel()
     second = engine.submit(request("hi"), channel)
     second.cancel()
-    assert second.done() and not first.done()
+    assert second.done() and not first.done() and engine.pending == 0
     response = second.get()
     check_stream(drain(channel), response)
     assert response.finish_reasons == [FinishReason.CANCELLED] and response.output_ids == [[]]
@@ -334,6 +336,20 @@ def test_a_step_that_never_returns_ends_the_waiting_too(bench):
         assert handle.refusal.code is RefusalCode.STEP_TIMEOUT
     assert drain(channel)[-1].finished
     assert not made.engine.shutdown(ShutdownMode.CANCEL, 0.1)  # the thread is still inside
+
+
+def test_a_call_that_was_given_up_raises_when_it_returns():
+    """Whatever it brings, nobody waits for it any more."""
+    stages: list[int] = []
+    watchdog = StepWatchdog(0.02, stages.append)
+    try:
+        watchdog.step_started()
+        until(lambda: stages == [1, 2])
+        with pytest.raises(StepTimeoutError):
+            watchdog.step_ended()
+        assert not watchdog.hanging
+    finally:
+        watchdog.close()
 
 
 def test_shutdown_of_a_hanging_engine_without_a_watchdog_leaves_nobody_waiting(bench):

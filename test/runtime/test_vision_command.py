@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 from openvino_choice import prefer_openvino
 from vision_inputs import FAMILIES
 
+from edgellm_ros.cli import media_options
 from edgellm_ros.cli.main import main
 from edgellm_ros.engine_format import BuilderLimits
+from edgellm_ros.errors import RequestError
 
 cv2 = pytest.importorskip("cv2")
 LIMITS = BuilderLimits(max_batch_size=2, max_input_len=176, max_kv_cache_capacity=192)
@@ -124,6 +127,34 @@ def test_a_video_is_its_frames_where_the_family_has_only_images(built, files, ca
     found = report(capsys, built("internvl"), "--prompt", "hi", "--video", str(files / "v.avi"), "--video-frames", "3")
     assert [row["kind"] for row in found["media"]] == ["image"] * 3
     assert found["image_tokens"] == 27
+
+
+def avi(path: Path, *, says: int, holds: int) -> str:
+    """A video of numbered frames whose header says how many there are."""
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), 10, (32, 32))
+    for index in range(holds):
+        writer.write(np.full((32, 32, 3), 10 * index, np.uint8))
+    writer.release()
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<I", data, data.index(b"avih") + 24, says)
+    struct.pack_into("<I", data, data.index(b"strh") + 40, says)
+    path.write_bytes(data)
+    return str(path)
+
+
+@pytest.mark.parametrize("says", [9, 0, 1000, 2**31 - 1])
+def test_frames_are_spread_over_those_that_there_are_whatever_the_header_says(tmp_path, says):
+    found = media_options._video(Path(avi(tmp_path / "v.avi", says=says, holds=9)), 3)
+    assert [round(float(frame.mean()), -1) for frame in found.frames] == [0, 40, 80]
+    assert found.seconds_per_frame == pytest.approx(0.3)
+
+
+def test_frames_that_are_too_much_together_are_refused_before_they_are_read(tmp_path, monkeypatch):
+    path = Path(avi(tmp_path / "v.avi", says=9, holds=9))
+    monkeypatch.setattr(media_options, "MOST_VIDEO_PIXELS", 8 * 32 * 32)
+    assert len(media_options._video(path, 8).frames) == 8
+    with pytest.raises(RequestError, match=r"9 frames of 32 by 32 pixels .* more than 8192 pixels together"):
+        media_options._video(path, 9)
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,7 @@ def test_images_cut_by_chunks_of_the_prompt_are_seen_whole(opened, family, chunk
     runtime = opened(family, prefill_chunk=chunk)
     rows = reference(family)["answers"]
     check(run(runtime, rows), rows)
+    assert runtime.rank.get_multimodal_metrics().total_images == sum(len(row["images"]) for row in rows)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

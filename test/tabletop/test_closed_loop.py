@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("rclpy")
 
+from rclpy.node import NodeNameNonExistentError
 from std_msgs.msg import String
 from test_world_node import Bench
 
@@ -17,6 +18,7 @@ from edgellm_ros.ros.launch_spec import NodeSpec
 from edgellm_ros.ros.node_process import NodeProcess
 from edgellm_ros.tabletop.checkpoint_files import checkpoint_directory
 from edgellm_ros.tabletop.episodes import draw_episode
+from edgellm_ros.tabletop.launch_spec import tabletop_specs
 from edgellm_ros.tabletop.tasks import TaskKind
 
 TIME_LIMIT = 40.0  # s for a task that takes about four on an idle machine
@@ -31,6 +33,34 @@ def engine(tmp_path_factory):
 
 def seed_of(kind: TaskKind) -> int:
     return next(seed for seed in range(3000, 3100) if draw_episode(seed).task.kind == kind)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_acting_node_hears_cameras_joints_and_words_and_calls_no_service(engine):
+    _, spec = tabletop_specs({"engine_dir": str(engine)})
+    bench = Bench(seed=1)
+    heard = {"/top/image_raw", "/angled/image_raw", "/joint_states", "/prompt", "/cancel", "/clock"}
+
+    def topics():
+        return {name for name, _ in bench.client.get_subscriber_names_and_types_by_node(spec.name, "/")}
+
+    try:
+        with NodeProcess(spec) as node:
+            bench.until(lambda: node.exit_code is not None or bench.trajectories_seen())  # it is configured
+            bench.until(lambda: node.exit_code is not None or _knows(topics, heard))
+            assert node.exit_code is None, node.output()
+            assert topics() - {"/parameter_events"} == heard
+            assert bench.client.get_client_names_and_types_by_node(spec.name, "/") == []
+    finally:
+        bench.close()
+
+
+def _knows(topics, heard):
+    try:
+        return heard <= topics()
+    except NodeNameNonExistentError:  # discovery has not found it yet
+        return False
 
 
 @pytest.mark.slow

@@ -84,12 +84,13 @@ def test_a_trajectory_without_points_holds_at_once(follower):
         (NAMES, [(1.0, float("nan"), 1.0)], 0, "not finite"),
         (NAMES, [(1.0, float("inf"), 1.0)], 0, "not finite"),
         (NAMES, [(1.0, 1.0, 1.0)], START - seconds(3.0), "past, the last by 2.000 s"),
+        (NAMES, [(0.0, 1.0, 1.0)], 0, "give each a time_from_start above 0"),
         (NAMES, [(1.0, 1e308, 1.0), (2.0, -1e308, 1.0)], 0, r"a position is 1e\+308; want at most 1e\+06"),
         (("x" * 10_000,) * 3, [(1.0, 1.0)], 0, r"its joints are 'x{40,}\.\.\.; want shoulder"),
     ],
     ids=[
-        "missing", "twice", "unknown", "short", "same time", "negative time", "nan", "infinite", "all past", "nowhere",
-        "names",
+        "missing", "twice", "unknown", "short", "same time", "negative time", "nan", "infinite", "all past", "no time",
+        "nowhere", "names",
     ],
 )  # fmt: skip
 def test_malformed_trajectories_are_refused_and_the_last_one_goes_on(follower, names, rows, stamp, said):

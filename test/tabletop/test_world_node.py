@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -176,3 +179,51 @@ def test_the_nodes_own_clock_can_stamp_instead(start):
     bench.until(lambda: bool(bench.joints))
     assert abs(bench.joints[-1].header.stamp.sec - time.time()) < DEADLINE
     assert bench.clocks == []
+
+
+def world_process(*arguments: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "edgellm_ros.tabletop.world_process", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_ends_the_process_without_a_word_while_it_publishes(number, other_domain):
+    context = rclpy.Context()
+    rclpy.init(context=context)
+    listener, heard = rclpy.create_node("listener", context=context), []
+    listener.create_subscription(JointState, "joint_states", heard.append, qos_profile_sensor_data)
+    executor = SingleThreadedExecutor(context=context)
+    executor.add_node(listener)
+    process = world_process("--ros-args", "-p", "real_time_factor:=50.0")  # so that it is always about to publish
+    try:
+        end = time.monotonic() + DEADLINE
+        while not heard:
+            assert time.monotonic() < end and process.poll() is None
+            executor.spin_once(0.05)
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=DEADLINE)
+    finally:
+        process.kill()
+        executor.shutdown()
+        listener.destroy_node()
+        rclpy.shutdown(context=context)
+    assert (process.returncode, said) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["fast"], "The argument fast is unknown"),
+        (["--ros-args", "-p", "seed:=-1"], "seed"),
+        (["--ros-args", "-p", "seed:=soon"], "seed"),
+        (["--ros-args", "-p", "real_time_factor:=1000.0"], "real_time_factor"),
+        (["--ros-args", "--params-file", "nowhere.yaml"], "nowhere.yaml"),
+    ],
+    ids=["unknown", "out of range", "wrong type", "too fast", "no file"],
+)
+def test_a_command_line_that_cannot_be_taken_ends_with_2_and_one_sentence(arguments, reason, other_domain):
+    process = world_process(*arguments)
+    said, _ = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 2
+    (line,) = [line for line in said.splitlines() if "[FATAL]" in line]
+    assert reason in line and "Traceback" not in said

@@ -8,6 +8,7 @@ import zlib
 
 import numpy as np
 import pytest
+from jpeg_bytes import flat_jpeg, progressive_jpeg, segment
 from pictures import picture
 
 from edgellm_ros.vision.decode import ImageError
@@ -71,12 +72,62 @@ def test_sixteen_bits_alpha_and_grey_decode_by_the_rules_of_raw_images():
     assert grey.shape == FLAT.shape and np.abs(grey.astype(int) - 200).max() <= 1
 
 
+@pytest.mark.parametrize(("values", "before", "colour"), [
+    ([77], b"", [77, 77, 77]),
+    ([100, 128, 128], b"", [100, 100, 100]),
+    ([200, 100, 30], segment(0xEE, b"Adobe" + struct.pack(">HHHB", 100, 0, 0, 0)), [200, 100, 30]),  # RGB, not YCbCr
+], ids=["grey", "YCbCr", "RGB"])  # fmt: skip
+def test_channels_are_read_as_the_file_says(values, before, colour):
+    found = decode_compressed("jpeg", flat_jpeg(values, before=before))
+    assert found.shape == (8, 8, 3) and (found == colour).all()
+
+
+@pytest.mark.parametrize("count", [2, 4, 5])
+@pytest.mark.parametrize("inverted", [False, True], ids=["plain", "as Photoshop writes inks"])
+def test_inks_and_other_channels_are_refused_by_their_number(count, inverted):
+    mark = segment(0xEE, b"Adobe" + struct.pack(">HHHB", 100, 0, 0, 0)) if inverted else b""
+    with pytest.raises(ImageError, match=rf"has {count} channels; want 1 \(grey\) or 3 \(colours\)"):
+        decode_compressed("jpeg", flat_jpeg([10, 100, 200, 0, 5][:count], before=mark))
+
+
+@pytest.mark.parametrize(("height", "whole"), [(8, True), (1000, False), (65_535, False)])
+def test_a_jpeg_with_less_data_than_its_blocks_take_is_refused_and_nothing_made_up(height, whole):
+    data = flat_jpeg([77], claimed_height=height)
+    if whole:
+        assert decode_compressed("jpeg", data).shape == (8, 8, 3)
+        return
+    tracemalloc.start()
+    try:
+        with pytest.raises(ImageError, match="ends before its image does"):
+            decode_compressed("jpeg", data)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_of_thousands_of_passes_is_refused_by_their_number():
+    assert decode_compressed("jpeg", progressive_jpeg(64, 3)).shape == (64, 64, 3)
+    with pytest.raises(ImageError, match="has 5001 scans; want at most 100"):
+        decode_compressed("jpeg", progressive_jpeg(4096, 5000))
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+@pytest.mark.parametrize(("width", "height"), [(24, 16), (1, 1), (0, 0), (30_000, 30_000), (2**31 - 1, 2**31 - 1)])
+@pytest.mark.parametrize("counted", [True, False])
+def test_an_animation_is_refused_whatever_its_frames_claim(width, height, counted):
+    still = encoded("png", FLAT)
+    frame = chunk(b"acTL", struct.pack(">II", 2, 0)) if counted else b""
+    frame += chunk(b"fcTL", struct.pack(">IIIIIHHBB", 0, width, height, 0, 0, 1, 10, 0, 0))
+    place = still.index(b"IDAT") - 4
+    with pytest.raises(ImageError, match="is animated; want a still one"):
+        decode_compressed("png", still[:place] + frame + still[place:])
+
+
 def png_that_claims(width: int, height: int) -> bytes:
     """A tiny file whose header claims any size."""
-
-    def chunk(name: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + body

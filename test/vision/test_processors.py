@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -137,12 +138,62 @@ def test_settings_of_newer_checkpoints_lie_in_one_file(tmp_path):
     ({"do_resize": False}, "do_resize is false"),
     ({"size": {"shortest_edge": 900, "longest_edge": 800}}, "min_pixels is 900 and max_pixels 800"),
     ({"size": {}}, "min_pixels is None"),
+    ({"patch_size": 1 << 17}, "patch_size is 131072; want a whole number from 1 to 65536"),
+    ({"merge_size": 17}, "merge_size is 17; want a whole number from 1 to 16"),
+    ({"temporal_patch_size": 17}, "temporal_patch_size is 17; want a whole number from 1 to 16"),
+    ({"rescale_factor": 0}, "rescale_factor is 0; want a number above 0"),
+    ({"rescale_factor": -0.1}, "rescale_factor is -0.1; want a number above 0"),
+    ({"rescale_factor": 1e38}, "make pixel values that are not finite"),
+    ({"image_std": [0.5, 1e-45, 0.5]}, "make pixel values that are not finite"),
 ])  # fmt: skip
 def test_unsound_settings_are_refused_by_name(changes, sentence, tmp_path):
     with pytest.raises(EngineDirectoryError) as refusal:
         opened(tmp_path, "qwen3-vl-small", **changes)
     assert sentence in str(refusal.value)
     assert "preprocessor_config.json" in str(refusal.value)
+
+
+@pytest.mark.parametrize(("name", "changes"), [
+    ("smolvlm-published", {"max_image_size": {"longest_edge": 1}}),
+    ("smolvlm-small", {"max_image_size": {"longest_edge": 65536}}),
+    ("qwen3-vl-small", {"patch_size": 65536}),
+    ("qwen3-vl-small", {"size": {"shortest_edge": 1 << 31, "longest_edge": 1 << 31}}),
+    ("internvl3-small", {"size": {"height": 65536, "width": 65536}}),
+    ("paligemma", {"size": {"height": 65536, "width": 65536}}),
+], ids=str)  # fmt: skip
+def test_sizes_that_make_more_than_any_machine_holds_are_refused_before_it_is_tried(name, changes, tmp_path):
+    processor = opened(tmp_path, name, **changes)
+    image = picture(40, 30)
+    images = [image, *([Video([image] * 16)] if hasattr(processor, "process_video") else [])]
+    tracemalloc.start()
+    try:
+        for one in images:
+            process = processor.process_video if isinstance(one, Video) else lambda one: processor.process([one])
+            with pytest.raises(RequestError, match=r"pixel values and .* tokens; want at most"):
+                process(one)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_more_tiles_than_can_be_tried_are_refused(tmp_path):
+    with pytest.raises(EngineDirectoryError, match="max_patches is 100000; want a whole number from 1 to 256"):
+        opened(tmp_path, "internvl3-small", max_patches=100_000)
+
+
+@pytest.mark.parametrize("name", ["smolvlm-published", "qwen2-vl", "internvl3", "paligemma"])
+@pytest.mark.parametrize("shape", [(1, 16_777_216), (16_777_216, 1), (50, 10_001)], ids=str)
+def test_a_line_of_millions_of_pixels_is_refused_by_every_family_before_it_is_stretched(name, shape, tmp_path):
+    processor, line = opened(tmp_path, name), np.broadcast_to(np.uint8(0), (*shape, 3))
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            RequestError, match=rf"{shape[1]} by {shape[0]} pixels has an aspect ratio of .* at most 200"
+        ):
+            processor.process([line])
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -210,7 +261,7 @@ def test_qwen3_writes_the_middle_of_each_pair_of_frames_into_the_prompt(tmp_path
     (Video([]), "no image"),
     (Video([picture(8, 8), picture(8, 9)]), "2 different sizes"),
     (Video([picture(8, 8)] * 2, seconds_per_frame=0.0), "0.0 seconds per frame"),
-    (Video([picture(8, 8)]), "1 frame; want at least 2"),
+    (Video([picture(8, 8)]), "A video of 1 is too short; want at least 2 frames"),
 ])  # fmt: skip
 def test_frames_that_make_no_video_are_refused(video, sentence, tmp_path):
     with pytest.raises(RequestError) as refusal:

@@ -28,15 +28,24 @@ def save_light(folder: Path, state: dict[str, Any]) -> None:
     stream = io.BytesIO()
     torch.save(small, stream)
     content = stream.getvalue()
+    parts = [content[start : start + PART_BYTES] for start in range(0, len(content), PART_BYTES)]
+    for number, part in enumerate(parts):  # beside the last checkpoint, which stays until this one is written
+        (folder / f"new.{number}").write_bytes(part)
     for old in folder.glob("light.*"):
         old.unlink()
-    for number, start in enumerate(range(0, len(content), PART_BYTES)):
-        (folder / f"light.{number}").write_bytes(content[start : start + PART_BYTES])
+    for number in range(len(parts)):
+        (folder / f"new.{number}").replace(folder / f"light.{number}")
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a whole checkpoint (a file) or a light one (its folder)."""
+    """Read a whole checkpoint (a file) or a light one (its folder).
+
+    :raises FileNotFoundError: there is neither.
+    """
     if path.is_file():
         return dict(torch.load(path, map_location="cpu", weights_only=True))
-    content = b"".join(part.read_bytes() for part in sorted(path.glob("light.*")))
+    parts = sorted(path.glob("light.*"), key=lambda part: int(part.suffix[1:]))
+    if not parts:
+        raise FileNotFoundError(f"{path} is no checkpoint file and has no light.0; want what a run left in OUT.")
+    content = b"".join(part.read_bytes() for part in parts)
     return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))

@@ -1,4 +1,4 @@
-"""Train the tabletop policy from seeds; survives being cut at any time.
+"""Train the tabletop policy from seeds, in pieces of as few minutes as there are.
 
     python -m training.tabletop.train --out OUT --total-minutes T --minutes M [--resume CHECKPOINT]
     python -m torch.distributed.run --nproc-per-node GPUS -m training.tabletop.train …      # batch sizes are per GPU

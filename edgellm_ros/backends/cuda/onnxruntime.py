@@ -99,8 +99,8 @@ class OnnxRuntimeEngine(EngineFrame):
                 )
             return session, recorded
         raise BackendError(
-            f"{path} does not load in the CUDA provider of onnxruntime {self._library.__version__}: "
-            f"{first_line(failure)}"
+            f"{path} does not load in the CUDA provider of onnxruntime {self._library.__version__} "
+            f"({first_line(failure).rstrip('.')}); build the engine directory again, or install another version."
         )
 
     def _prepare(self, call: Call) -> Any:

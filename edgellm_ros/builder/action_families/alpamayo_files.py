@@ -25,8 +25,9 @@ from ...action.solver import FlowDirection
 from ...action.time_embedding import Waves
 from ...engine_format import TOKENIZER_FILE, BuilderLimits
 from ...errors import CheckpointError, PolicyError
+from ...json_values import finite_number
 from ..families import read_config
-from ..families.config_values import real_number, require, whole_number
+from ..families.config_values import numbers, real_number, require, whole_number
 from ..families.rope_kinds import rope_settings
 from ..families.text_part import text_configuration
 from ..policy_checkpoint import PREPROCESSOR, PartCheckpoint, PolicyCheckpoint
@@ -119,8 +120,8 @@ def language(checkpoint: PolicyCheckpoint, model: alpamayo.AlpamayoConfig) -> La
             f"{checkpoint.path} has no image tower or no {PREPROCESSOR} of its language model; put the files of "
             f"{checkpoint.config.get('vlm_name_or_path')} into its folder vlm."
         )
-    pixels = json.loads(processor[PREPROCESSOR])
-    pixels |= {
+    pixels = {
+        **_mapping(processor[PREPROCESSOR], PREPROCESSOR),
         "min_pixels": whole_number(checkpoint.config, "min_pixels", LEAST_PIXELS),
         "max_pixels": whole_number(checkpoint.config, "max_pixels", MOST_PIXELS),
     }
@@ -132,19 +133,36 @@ def language(checkpoint: PolicyCheckpoint, model: alpamayo.AlpamayoConfig) -> La
     return LanguagePart(part, True, part, tower, limits)
 
 
+def _mapping(content: bytes, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{name} of the language model is no JSON object; fetch it again.")
+    return found
+
+
 def _tokenizer(checkpoint: PolicyCheckpoint) -> bytes:
     """The language model's tokenizer with the tokens of trajectories and the marks behind its own.
 
     :raises CheckpointError: they would not have the ids that the configuration says.
     """
     config = checkpoint.config
-    content = json.loads(checkpoint.tokenizer_files()[TOKENIZER_FILE])
-    added = content["added_tokens"]
-    known = {row["content"]: row["id"] for row in added} | dict(content["model"]["vocab"])
+    content = _mapping(checkpoint.tokenizer_files()[TOKENIZER_FILE], TOKENIZER_FILE)
+    try:
+        added = content["added_tokens"]
+        known = {str(row["content"]): int(row["id"]) for row in added}
+        known |= {str(text): int(number) for text, number in content["model"]["vocab"].items()}
+        largest = max(known.values())
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise CheckpointError(
+            f"{TOKENIZER_FILE} of the language model has no vocabulary and added tokens; fetch it again."
+        ) from None
     wanted = [(f"<i{index}>", False) for index in range(whole_number(config, "traj_vocab_size"))]
     for text, special in (*wanted, *((f"<|{mark}|>", True) for mark in MARKS)):
         if text not in known:
-            known[text] = max(known.values()) + 1
+            known[text] = largest = largest + 1
             row = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": not special}
             added.append({"id": known[text], "content": text, **row, "special": special})
     ids = {"traj_token_start_idx": ("<i0>", config.get("traj_token_start_idx"))}
@@ -166,11 +184,12 @@ def _tokenizer(checkpoint: PolicyCheckpoint) -> bytes:
 def manifest(checkpoint: PolicyCheckpoint, model: alpamayo.AlpamayoConfig, settings: PolicySettings) -> PolicyManifest:
     """See ``PolicyFamily``."""
     config, space = checkpoint.config, section(checkpoint.config, "action_space_cfg")
-    means, deviations = (
-        tuple(float(space.get(f"{name}_{kind}", default[kind])) for name, default in _SCALES.items())
-        for kind in ("mean", "std")
-    )
     try:
+        means, deviations = (
+            tuple(finite_number(f"{name}_{kind}", space.get(f"{name}_{kind}", default[kind]))
+                  for name, default in _SCALES.items())
+            for kind in ("mean", "std")
+        )  # fmt: skip
         return PolicyManifest(
             family="alpamayo",
             policy=checkpoint.source,
@@ -203,7 +222,7 @@ def manifest(checkpoint: PolicyCheckpoint, model: alpamayo.AlpamayoConfig, setti
             prompt_format=PROMPT,
             driving=_driving(config, space),
         )
-    except PolicyError as error:
+    except (PolicyError, ValueError) as error:
         raise CheckpointError(str(error)) from None
 
 
@@ -219,10 +238,7 @@ def _driving(config: Mapping[str, Any], space: Mapping[str, Any]) -> Driving:
         raise CheckpointError(
             f"config.json: tokens_per_history_traj is no {3 * POINTS}; want x, y, z of {POINTS} points."
         )
-    low, high = (
-        tuple(float(value) for value in history.get(f"ddxyz_{end}", default))
-        for end, default in (("min", (-4, -4, -10)), ("max", (4, 4, 10)))
-    )
+    low, high = numbers(history, "ddxyz_min", (-4, -4, -10)), numbers(history, "ddxyz_max", (4, 4, 10))
     return Driving(
         frames=FRAMES,
         task=TASK,
@@ -238,9 +254,16 @@ def _driving(config: Mapping[str, Any], space: Mapping[str, Any]) -> Driving:
         reasoning_tokens=MOST_REASONING,
         temperature=TEMPERATURE,
         top_p=TOP_P,
-        max_acceleration=float(space.get("accel_bounds", (-9.8, 9.8))[1]),
-        max_curvature=float(space.get("curvature_bounds", (-0.33, 0.33))[1]),
+        max_acceleration=_most(space, "accel_bounds", 9.8),
+        max_curvature=_most(space, "curvature_bounds", 0.33),
     )
+
+
+def _most(space: Mapping[str, Any], key: str, default: float) -> float:
+    low, high = numbers(space, key, (-default, default))
+    if low != -high or high < 0:
+        raise CheckpointError(f"config.json: {key} is {[low, high]}; want the same limit either way.")
+    return high
 
 
 ALPAMAYO = PolicyFamily(

@@ -11,6 +11,7 @@ from ...action.policy_manifest import FlowResult, Handoff, ImageFit, PolicyManif
 from ...action.solver import FlowDirection
 from ...action.time_embedding import Waves
 from ...errors import CheckpointError, PolicyError
+from ...json_values import shown
 from ..families import read_config
 from ..families.config_values import MOST_HEADS, MOST_LAYERS, require, switch, whole_number
 from ..families.rope_kinds import rope_settings
@@ -64,7 +65,7 @@ def parse(checkpoint: PolicyCheckpoint, settings: PolicySettings) -> groot.Groot
     transformer = dict(section(config, "diffusion_model_cfg"))
     require(transformer, "interleave_self_attention", True, "every second layer looks at the actions themselves")
     require(transformer, "norm_type", "ada_norm", "time sets the scale and shift of norms")
-    mixer = dict(config.get("vl_self_attention_cfg") or {})
+    mixer = dict(section(config, "vl_self_attention_cfg")) if config.get("vl_self_attention_cfg") else {}
     for part in (transformer, mixer):
         require(part, "positional_embeddings", None, "positions are added before the layers")
         require(part, "activation_fn", "gelu-approximate", "the feed-forward has that one")
@@ -102,7 +103,7 @@ def parse(checkpoint: PolicyCheckpoint, settings: PolicySettings) -> groot.Groot
             epsilon=text.norm_epsilon,
             query_key_norm=True,
         ),
-        rope_section=tuple(rope["mrope_section"]),
+        rope_section=_axes(rope.get("mrope_section"), text.head_dim // 2),
         planes=min(kept, tower.settings()["deepstack_planes"]),
         normed=switch(config, "use_vlln", True),
         mixers=mixers,
@@ -132,6 +133,20 @@ def _tower(whole: Mapping[str, Any]) -> Tower:
     if tower is None:
         raise CheckpointError("the backbone's config.json has no vision_config; want one that sees pictures.")
     return tower
+
+
+def _axes(found: Any, frequencies: int) -> tuple[int, ...]:
+    if (
+        not isinstance(found, list)
+        or not all(type(size) is int and size >= 0 for size in found)
+        or len(found) != 3
+        or sum(found) != frequencies
+    ):
+        raise CheckpointError(
+            f"the backbone's config.json has the mrope_section {shown(found)}; want three whole numbers that make "
+            f"{frequencies}."
+        )
+    return tuple(found)
 
 
 def stored_name(root: str, name: str) -> str:

@@ -102,6 +102,9 @@ def _read(
                     f"processor_config.json: {name} has {embedding} for {shown(used)}; want none: these numbers enter "
                     "in a way that is not built."
                 )
+    for part in parts:
+        if not isinstance(parts[part].get("delta_indices") or [], list):
+            raise CheckpointError(f"processor_config.json: {name} has no list of delta_indices for its {part}.")
     for part in ("video", "state"):
         if len(parts[part].get("delta_indices") or [0]) != 1:
             raise CheckpointError(f"processor_config.json: {name} reads {part} at several times; want one time.")

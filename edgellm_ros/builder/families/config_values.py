@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import CheckpointError
-from ...json_values import is_positive
+from ...json_values import finite_number, is_positive, shown
 
 LARGEST = 1 << 24
 MOST_LAYERS = 1 << 10
@@ -39,6 +39,20 @@ def real_number(config: Mapping[str, Any], key: str, default: float | None = Non
     if not is_positive(value):
         raise CheckpointError(f"config.json: {key} is {value!r}; want a positive number.")
     return float(value)
+
+
+def numbers(config: Mapping[str, Any], key: str, default: Sequence[float]) -> tuple[float, ...]:
+    """As many finite numbers of a configuration as ``default`` has. :raises CheckpointError: another value."""
+    value = config.get(key)
+    value = default if value is None else value
+    try:
+        if not isinstance(value, list | tuple) or len(value) != len(default):
+            raise ValueError
+        return tuple(finite_number(key, entry) for entry in value)
+    except ValueError:
+        raise CheckpointError(
+            f"config.json: {key} is {shown(value)}; want a list of {len(default)} finite numbers."
+        ) from None
 
 
 def optional_number(config: Mapping[str, Any], key: str) -> float:

@@ -88,9 +88,9 @@ class OnnxRuntimeVision:
     cuts_levels = True
 
     def centred_levels(self, graph: Graph, levels: Value) -> Value:
-        """See ``VisionLowering``."""
-        zero = graph.constant(np.array(ZERO, dtype=np.uint8))
-        return graph.node("DequantizeLinear", [levels, real(graph, 1 / ZERO), zero])[0]
+        """See ``VisionLowering``: exact in every precision, and of nodes that no library leaves to the CPU."""
+        (x,) = graph.node("Cast", [levels], to=graph.element)
+        return graph.node("Sub", [graph.mul(x, real(graph, 1 / ZERO)), real(graph, 1.0)])[0]
 
     def linear(self, graph: Graph, x: Value, weight: Weight, bias: Weight | None, *, uneven: bool = False) -> Value:
         """See ``VisionLowering``."""
@@ -152,11 +152,6 @@ class TensorRTVision(OnnxRuntimeVision):
     """Standard operators of opset 24."""
 
     cuts_levels = False  # the importer wants a cast right behind an input of bytes
-
-    def centred_levels(self, graph: Graph, levels: Value) -> Value:
-        """See ``VisionLowering``."""
-        (x,) = graph.node("Cast", [levels], to=graph.element)
-        return graph.node("Sub", [graph.mul(x, real(graph, 1 / ZERO)), real(graph, 1.0)])[0]
 
     def linear(self, graph: Graph, x: Value, weight: Weight, bias: Weight | None, *, uneven: bool = False) -> Value:
         """See ``VisionLowering``."""

@@ -38,6 +38,7 @@ def read_normalisation(config: Mapping[str, Any], files: Mapping[str, bytes]) ->
         found = {name: json.loads(content) for name, content in files.items() if name in FILES}
         settings = processor_settings(Path("checkpoint"), {"config.json": dict(config), **found}, normalise=True)
         settings.check_steps()
+        settings.pixel_table()
         return Normalisation(settings.rescale_factor, tuple(settings.mean.tolist()), tuple(settings.std.tolist()))
     except (EngineDirectoryError, ValueError, AttributeError):
         return None

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...errors import EngineDirectoryError
 from ...json_values import whole_number
-from ..image_plan import ImagePlan, Resized, Tiles
+from ..image_plan import ImagePlan, Resized, Tiles, check_amount
 from ..processor import ProcessedImages, process_planned
 from ..processor_settings import ProcessorSettings
 from ..resize_taps import Filter
@@ -71,6 +71,8 @@ class Idefics3Processor:
     def plan(self, height: int, width: int) -> ImagePlan:
         """See ``PlannedProcessor``."""
         down, across = self.tile_grid(height, width)
+        tiles = down * across + 1
+        check_amount(3 * tiles * self.tile**2, tiles * self.tokens_per_tile)
         steps = [Resized(0, *self._first_size(height, width))]
         if self.split:
             steps.append(Resized(1, *self._whole_tiles(steps[0].height, steps[0].width)))
@@ -80,7 +82,7 @@ class Idefics3Processor:
             self.kernel,
             tuple(steps),
             (Tiles(len(steps) - 1, down, across, self.tile, self.tile), whole) if down else (whole,),
-            (down * across + 1) * self.tokens_per_tile,
+            tiles * self.tokens_per_tile,
             self._placeholder(down, across),
         )
 

@@ -9,10 +9,12 @@ from functools import lru_cache
 import numpy as np
 
 from ...json_values import finite_number, whole_number
-from ..image_plan import ImagePlan, Resized, Tiles
+from ..image_plan import ImagePlan, Resized, Tiles, check_amount
 from ..processor import ProcessedImages, process_planned
 from ..processor_settings import ProcessorSettings
 from ..resize_taps import Filter
+
+MOST_TILES = 256  # every grid of as many is looked at
 
 
 @lru_cache(maxsize=64)
@@ -63,8 +65,8 @@ class InternVLProcessor:
             if original
             else (settings.image, ("min_patches", "max_patches"))
         )
-        fewest = settings.size(names[0], holder, default=1)
-        most = settings.size(names[1], holder, default=12)
+        fewest = settings.size(names[0], holder, default=1, largest=MOST_TILES)
+        most = settings.size(names[1], holder, default=12, largest=MOST_TILES)
         if original and settings.config.get("dynamic_image_size") is False:
             most = fewest = 1
         if fewest > most:
@@ -92,7 +94,9 @@ class InternVLProcessor:
         if self.thumbnail and down * across > 1:
             steps.append(Resized(0, tile, tile))
             parts.append(Tiles(2, 1, 1, tile, tile))
-        count = (down * across + len(parts) - 1) * self.tokens_per_tile
+        tiles = down * across + len(parts) - 1
+        count = tiles * self.tokens_per_tile
+        check_amount(3 * tiles * tile**2, count)
         placeholder = f"{self.start_token}{self.image_token * count}{self.end_token}"
         return ImagePlan(self.kernel, tuple(steps), tuple(parts), count, placeholder)
 

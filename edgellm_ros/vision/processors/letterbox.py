@@ -17,6 +17,8 @@ from ..processor import ProcessedImages, check_images
 from ..processor_settings import ProcessorSettings
 from ..resize import Filter, resize
 
+LARGEST_PICTURE = 4096  # pixels of a side
+
 
 @dataclass(frozen=True)
 class LetterboxProcessor:
@@ -42,7 +44,7 @@ class LetterboxProcessor:
         try:
             if not isinstance(found, list) or len(found) != 2:
                 raise ValueError(f"{name} is {shown(found)}; want two sizes")
-            first, second = (whole_number(name, value, 1) for value in found)
+            first, second = (whole_number(name, value, 1, LARGEST_PICTURE) for value in found)
         except ValueError as error:
             raise settings.fault(str(error)) from None
         height, width = (second, first) if smolvla else (first, second)  # SmolVLA writes width first

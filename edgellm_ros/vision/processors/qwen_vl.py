@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from ...errors import RequestError
-from ..image_plan import ImagePlan, Patches, Resized, cut_patches
+from ..image_plan import ImagePlan, Patches, Resized, check_amount, cut_patches
 from ..processor import ProcessedImages, Video, check_images, process_planned
-from ..processor_settings import ProcessorSettings
+from ..processor_settings import MOST_PIXELS, ProcessorSettings
 from ..resize import resize
 from ..resize_taps import Filter
 
-LARGEST_RATIO = 200  # of the longer side to the shorter
+LARGEST_GROUP = 16  # patches of a token, and frames of a patch, along an axis
 
 
 def smart_resize(
@@ -29,15 +29,7 @@ def smart_resize(
     """The nearest multiples of ``factor`` whose product lies within the limits.
 
     With ``frames``, the limits are for the pixels of all frames together, counted in whole patches of ``temporal``.
-
-    :raises RequestError: one side is more than 200 times the other.
     """
-    ratio = max(height, width) / min(height, width)
-    if ratio > LARGEST_RATIO:
-        raise RequestError(
-            f"An image of {width} by {height} pixels has an aspect ratio of {ratio:.1f}; want at most {LARGEST_RATIO}: "
-            "crop it."
-        )
     new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
     counted = round(frames / temporal) * temporal * new_height * new_width
     if counted > max_pixels:
@@ -79,8 +71,8 @@ class QwenVLProcessor:
         video_low, video_high = _pixel_limits(settings, settings.video)
         return cls(
             patch=settings.size("patch_size"),
-            merge=settings.size("merge_size"),
-            temporal_patch=settings.size("temporal_patch_size"),
+            merge=settings.size("merge_size", largest=LARGEST_GROUP),
+            temporal_patch=settings.size("temporal_patch_size", largest=LARGEST_GROUP),
             min_pixels=low,
             max_pixels=high,
             video_min_pixels=video_low,
@@ -108,6 +100,7 @@ class QwenVLProcessor:
         patches = Patches(1, height, width, self.patch, self.merge, self.temporal_patch)
         grid = (1, height // self.patch, width // self.patch)
         count = grid[1] * grid[2] // self.merge**2
+        check_amount(3 * self.temporal_patch * height * width, count)
         steps = (Resized(0, height, width),)
         return ImagePlan(self.kernel, steps, (patches,), count, self.image_token * count, grid)
 
@@ -120,11 +113,13 @@ class QwenVLProcessor:
         if not (math.isfinite(video.seconds_per_frame) and video.seconds_per_frame > 0):
             raise RequestError(f"A video has {video.seconds_per_frame} seconds per frame; want a positive number.")
         height, width = self._video_size(len(video.frames), *sizes.pop())
+        times = -(-len(video.frames) // self.temporal_patch)
+        grid = (times, height // self.patch, width // self.patch)
+        count = math.prod(grid) // self.merge**2
+        check_amount(3 * times * self.temporal_patch * height * width, count)
         frames = [resize(frame, height, width, self.kernel) for frame in video.frames]
         frames += [frames[-1]] * (-len(frames) % self.temporal_patch)
         patches = cut_patches(np.stack(frames), self.patch, self.merge, self.temporal_patch, self.table)
-        grid = (len(frames) // self.temporal_patch, height // self.patch, width // self.patch)
-        count = math.prod(grid) // self.merge**2
         return ProcessedImages(
             inputs={"pixel_values": patches},
             rows=(len(patches),),
@@ -140,7 +135,7 @@ class QwenVLProcessor:
             return smart_resize(height, width, factor, low, high)
         if frames < self.temporal_patch:
             raise RequestError(
-                f"A video has {frames} frame; want at least {self.temporal_patch}, or give it as an image."
+                f"A video of {frames} is too short; want at least {self.temporal_patch} frames, or give it as an image."
             )
         if height < factor or width < factor:
             scale = max(factor / height, factor / width)
@@ -168,7 +163,7 @@ def _pixel_limits(settings: ProcessorSettings, values: dict[str, Any]) -> tuple[
     low = values.get("min_pixels", size.get("min_pixels", size.get("shortest_edge")))
     high = values.get("max_pixels", size.get("max_pixels", size.get("longest_edge")))
     limits = {"min_pixels": low, "max_pixels": high}
-    low, high = settings.size("min_pixels", limits), settings.size("max_pixels", limits)
+    low, high = (settings.size(name, limits, largest=MOST_PIXELS) for name in limits)
     if low > high:
         raise settings.fault(f"min_pixels is {low} and max_pixels {high}; want the first at most the second")
     return low, high

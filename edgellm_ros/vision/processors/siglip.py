@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...json_values import whole_number
-from ..image_plan import ImagePlan, Resized, Tiles
+from ..image_plan import ImagePlan, Resized, Tiles, check_amount
 from ..processor import ProcessedImages, process_planned
 from ..processor_settings import ProcessorSettings
 from ..resize_taps import Filter
@@ -49,6 +49,7 @@ class SiglipProcessor:
     def plan(self, height: int, width: int) -> ImagePlan:
         """See ``PlannedProcessor``: the same for every size."""
         count = self.tokens_per_image
+        check_amount(3 * self.height * self.width, count)
         squares = (Tiles(1, 1, 1, self.height, self.width),)
         return ImagePlan(self.kernel, (Resized(0, self.height, self.width),), squares, count, self.image_token * count)
 

@@ -1,0 +1,191 @@
+"""``edgellm act`` and the files it is given: any bytes at all are read, or refused in one sentence."""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+from policy_checkpoints import reference
+
+from edgellm_ros.builder.build import build_engine
+from edgellm_ros.cli import act
+from edgellm_ros.cli.main import main
+from edgellm_ros.errors import ObservationError
+
+FOLDER, ARRAYS, CASES = reference("smolvla")
+ROW = CASES["all"]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    return build_engine(FOLDER, tmp_path_factory.mktemp("act") / "engine")
+
+
+def observed(**changes):
+    images = {name: ARRAYS[f"image_{name}"] for name in ROW["cameras"]}
+    found = {"state": ARRAYS["all_state"], **images, **changes}
+    return {name: array for name, array in found.items() if array is not None}
+
+
+def npy(header, data=b"\0" * 64):
+    """An .npy file with this header."""
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header) + 1) + header.encode() + b"\n" + data
+
+
+def described(descr="'<f4'", shape="(3,)"):
+    return f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}"
+
+
+def stored(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+SOUND = stored(np.zeros((3, 4), np.float32))
+HEADERS = {
+    "more than there is memory": described(shape="(100000000000, 1000)"),
+    "more than can be counted": described(shape="(4611686018427387904, 4)"),
+    "a negative size": described(shape="(-1, 4)"),
+    "a size that is no number": described(shape="(True, 4)"),
+    "objects": described("'|O'"),
+    "records with objects": described("[('a', '<f4'), ('b', '|O')]"),
+    "words": described("'<U3'"),
+    "no type": described("()"),
+    "a type of types": described("('<f4',)"),
+    "no shape": "{'descr': '<f4', 'fortran_order': False}",
+    "no end": "{'descr': '<f4', 'fortran_order'",
+    "brackets": "(" * 3000,
+    "signs": "-" * 5000 + "1",
+    "a call": "__import__('os').abort()",
+}
+
+
+@pytest.mark.parametrize("what", HEADERS)
+def test_arrays_that_cannot_be_are_refused(tmp_path, what):
+    single, several = tmp_path / "x0.npy", tmp_path / "seen.npz"
+    single.write_bytes(npy(HEADERS[what]))
+    with zipfile.ZipFile(several, "w") as archive:
+        archive.writestr("state.npy", single.read_bytes())
+    with pytest.raises(ObservationError, match=r"x0\.npy (cannot be read|holds no array)") as error:
+        act.read_array(single)
+    assert "pickle" not in str(error.value) and "\n" not in str(error.value)
+    if what == "words":
+        assert act.read_arrays(several)["state"].dtype.kind == "U"  # and refused as a state
+    else:
+        with pytest.raises(ObservationError, match=r"seen\.npz cannot be read"):
+            act.read_arrays(several)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_damage_anywhere_is_refused_or_harmless(tmp_path, method):
+    random_ = random.Random(method)
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w", method) as archive:
+        archive.writestr("state.npy", SOUND)
+    for sound, path, read in (
+        (whole.getvalue(), tmp_path / "seen.npz", act.read_arrays),
+        (SOUND, tmp_path / "x0.npy", act.read_array),
+    ):
+        for _ in range(150):
+            damaged = bytearray(sound)
+            for _ in range(random_.randint(1, 5)):
+                damaged[random_.randrange(len(damaged))] = random_.randrange(256)
+            path.write_bytes(damaged[: random_.choice([len(damaged), random_.randrange(len(damaged))])])
+            try:
+                read(path)
+            except ObservationError as error:
+                assert "\n" not in str(error)
+
+
+def test_an_archive_that_unfolds_beyond_the_limit_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "seen.npz", state=np.zeros(200_000))
+    assert (tmp_path / "seen.npz").stat().st_size < 10_000
+    monkeypatch.setattr(act, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(np, "load", None)
+    with pytest.raises(ObservationError, match=r"it holds 1600128 bytes, want 100000 at most"):
+        act.read_arrays(tmp_path / "seen.npz")
+
+
+def test_an_entry_that_is_no_array_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "seen.npz", "w") as archive:
+        archive.writestr("state", "five")
+    with pytest.raises(ObservationError, match="holds 'state', which is no array"):
+        act.read_arrays(tmp_path / "seen.npz")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"state": None}, "has no array 'state'"),
+        ({"state": np.zeros(4)}, r"state has shape \(4,\)"),
+        ({"state": np.zeros((1, 5))}, r"state has shape \(1, 5\)"),
+        ({"state": np.full(5, np.nan)}, "is nan; want a finite number"),
+        ({"state": np.full(5, 1e300)}, "beyond any number that the policy can read"),
+        ({"state": np.zeros(5, complex)}, "'state' is complex128; want numbers"),
+        ({"state": np.zeros(5, bool)}, "'state' is bool; want numbers"),
+        ({"state": np.zeros(5, "M8[s]")}, "want numbers"),
+        ({"history": np.zeros((16, 3))}, "has a history, and this policy takes none"),
+        ({"top": None, "wrist": None}, "is missing"),
+        ({"bottom": np.zeros((4, 4, 3), np.uint8)}, "has no camera 'bottom'"),
+        ({"top": np.zeros((4, 4, 3))}, "want uint8 RGB"),
+        ({"top": np.zeros((4, 4), np.uint8)}, "want uint8 RGB"),
+        ({"top": np.zeros((4, 4, 4), np.uint8)}, "want uint8 RGB"),
+        ({"top": np.zeros((0, 4, 3), np.uint8)}, ""),
+    ],
+)
+def test_observations_that_do_not_fit_are_one_sentence(engine, tmp_path, capsys, changes, sentence):
+    np.savez(tmp_path / "seen.npz", **observed(**changes))
+    assert main(["act", str(engine), "--observation", str(tmp_path / "seen.npz"), "--task", "touch"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "Traceback" not in said
+    assert re.search(sentence, said), said
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        np.zeros((7, 4)), np.zeros(56), np.full((7, 8), np.nan), np.full((7, 8), np.inf), np.full((7, 8), 1e300),
+        np.zeros((7, 8), complex), np.zeros((7, 8), bool), np.array("words"), np.zeros((0, 8)),
+    ],
+)  # fmt: skip
+def test_noise_that_does_not_fit_is_one_sentence(engine, tmp_path, capsys, noise):
+    np.savez(tmp_path / "seen.npz", **observed())
+    np.save(tmp_path / "x0.npy", noise)
+    files = ["--observation", str(tmp_path / "seen.npz"), "--noise", str(tmp_path / "x0.npy")]
+    assert main(["act", str(engine), *files, "--task", "touch"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and ("noise has shape" in said or "no array of numbers" in said), said
+
+
+@pytest.mark.parametrize("kind", ["<f8", ">f4", "<f2", "<i4"])
+def test_noise_of_any_kind_of_number_will_do(engine, tmp_path, capsys, kind):
+    np.savez(tmp_path / "seen.npz", **observed())
+    np.save(tmp_path / "x0.npy", np.ones((7, 8), kind))
+    files = ["--observation", str(tmp_path / "seen.npz"), "--noise", str(tmp_path / "x0.npy")]
+    assert main(["act", str(engine), *files, "--task", "touch", "--json"]) == 0
+    assert "actions_normalized" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--steps", "-1"], "denoise_steps is -1"),
+        (["--steps", "101"], "denoise_steps is 101"),
+        (["--noise-seed", str(2**31)], "want a whole number from -2147483648"),
+        (["--temperature", "1"], "this one says nothing"),
+        (["--task", ""], "the task is empty"),
+        (["--task", "move " * 100], "say it in fewer words"),
+    ],
+)
+def test_options_that_do_not_fit_are_one_sentence(engine, tmp_path, capsys, options, sentence):
+    np.savez(tmp_path / "seen.npz", **observed())
+    files = ["--observation", str(tmp_path / "seen.npz")]
+    assert main(["act", str(engine), *files, "--task", "touch", *options]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and sentence in said

@@ -1,0 +1,50 @@
+"""Which joint is which: the state and the actions of a policy among the names that messages use."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from edgellm_ros.action.noise import NoiseSeeds
+from edgellm_ros.ros.policy_host import PolicyHost
+
+
+def host(state, action, joint_names=()):
+    parts = {
+        name: SimpleNamespace(names=names, width=len(names)) for name, names in (("state", state), ("action", action))
+    }
+    return PolicyHost(SimpleNamespace(manifest=SimpleNamespace(**parts)), NoiseSeeds(), tuple(joint_names or action))
+
+
+@pytest.mark.parametrize(
+    ("state", "action", "given", "wanted"),
+    [
+        (("pan", "lift"), ("pan", "lift"), (), ("pan", "lift")),
+        (("pan", "lift"), ("lift", "pan"), (), ("pan", "lift")),
+        (("pan", "lift"), ("lift", "pan"), ("l", "p"), ("p", "l")),
+        (("pan", "lift", "wrist"), ("lift", "pan"), ("l", "p"), ("p", "l", "wrist")),
+        (("state_0", "state_1"), ("action_0", "action_1"), (), ("state_0", "state_1")),
+        (("state_0", "state_1"), ("action_0", "action_1"), ("a", "b"), ("a", "b")),
+        (("state_0", "state_1", "state_2"), ("action_0",), ("a",), ("state_0", "state_1", "state_2")),
+    ],
+)
+def test_the_state_is_read_under_the_names_that_its_own_numbers_have(state, action, given, wanted):
+    assert host(state, action, given).state_names == wanted
+
+
+@pytest.mark.parametrize(
+    ("state", "action", "wanted"),
+    [
+        (("pan", "lift"), ("pan", "lift"), [1, 2]),
+        (("pan", "lift"), ("lift", "pan"), [2, 1]),
+        (("pan", "lift", "wrist"), ("wrist", "pan"), [3, 1]),
+        (("state_0", "state_1"), ("action_0", "action_1"), [1, 2]),
+        (("pan", "lift"), ("pan", "grip"), None),
+        (("pan",), ("x", "y"), None),
+    ],
+)
+def test_a_first_step_counts_from_the_same_joint(state, action, wanted):
+    found = host(state, action).positions(np.arange(1.0, 1 + len(state)))
+    assert (None if found is None else found.tolist()) == wanted
