@@ -15,6 +15,7 @@ from .errors import EdgeLLMError, EngineDirectoryError
 
 LARGEST_SIZE = 1 << 31  # of any dimension or token id; the tensors that carry them are int32
 LARGEST_FILE = 1 << 60
+LEAST_REAL, MOST_REAL = 1e-30, 1e30
 MAX_JSON_BYTES = 100 * 2**20
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -54,9 +55,9 @@ def positive_number(name: str, value: Any) -> float:
 
 
 def is_positive(value: Any) -> bool:
-    """Whether it is a finite number above 0."""
+    """Whether it is a number from ``LEAST_REAL`` to ``MOST_REAL``, with which float32 can be computed."""
     try:
-        return finite_number("", value) > 0
+        return LEAST_REAL <= finite_number("", value) <= MOST_REAL
     except ValueError:
         return False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -78,6 +78,22 @@ class Checkpoint(Protocol):
     def close(self) -> None:
         """Close the files."""
         ...
+
+
+def stored_names(names: Iterable[str], rename: Callable[[str], str | None]) -> dict[str, str]:
+    """The stored name of every tensor by the one that ``rename`` gives it; without those to which it gives None.
+
+    :raises CheckpointError: two get one name, so that nobody knows which is meant.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        known = rename(name)
+        if known is not None and found.setdefault(known, name) != name:
+            raise CheckpointError(
+                f"the checkpoint holds the tensors {name!r} and {found[known]!r}, which both are {known!r}; "
+                "fetch it again."
+            )
+    return found
 
 
 def open_checkpoint(source: Path | str) -> Checkpoint:

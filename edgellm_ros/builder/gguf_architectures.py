@@ -43,7 +43,7 @@ _SANDWICH_NAMES = {
 # keys under which a file says that its numbers are other ones, and the values that say they are not
 _NEUTRAL_SCALING = {"attn_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0}
 _OTHER_NUMBERS = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
-_LAYER_NAME = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
+_LAYER_NAME = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(\w+)\.(weight|bias)")
 
 
 def _llama(metadata: GGUFMetadata, prefix: str, config: Mapping[str, Any]) -> dict[str, Any]:

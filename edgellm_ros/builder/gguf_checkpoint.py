@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError
+from .checkpoint import stored_names
 from .families.config_values import WIDEST_HEAD
 from .gguf_architectures import ROPE_FACTORS, architecture_of, read_config
 from .gguf_file import GGUFFile
@@ -35,7 +36,7 @@ class GGUFCheckpoint:
             self._architecture = architecture_of(self._metadata)
             entries = self._gguf.entries
             names = (name for name in entries if name != ROPE_FACTORS)
-            self._names = {self._architecture.huggingface_name(name): name for name in names}
+            self._names = stored_names(names, self._architecture.huggingface_name)
             factors = None
             if ROPE_FACTORS in entries:
                 shape = entries[ROPE_FACTORS].shape

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError
+from ..json_values import shown
 
 
 class GGUFMetadata:
@@ -23,7 +24,8 @@ class GGUFMetadata:
     def fail(self, key: str, wanted: str) -> CheckpointError:
         """The error that names a key, what it holds, and what was wanted."""
         value = self.values.get(key)
-        found = f"a list of {len(value)} values" if isinstance(value, list) else repr(value)
+        found = f"a list of {len(value)} values" if isinstance(value, list) else shown(value)
+        found = found if key in self.values else "missing"
         return CheckpointError(f"{self.path}: {key} is {found}; want {wanted}: fetch the file again.")
 
     def text(self, key: str, default: str) -> str:

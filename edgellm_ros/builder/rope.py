@@ -10,14 +10,16 @@ import numpy as np
 
 from ..engine_format import RopeConfig
 from ..errors import CheckpointError
-from ..json_values import is_positive
+from ..json_values import MOST_REAL, is_positive
 
 
 def _number(scaling: Mapping[str, Any], key: str, default: float | None = None) -> float:
     value = scaling.get(key)
     value = default if value is None else value
     if value is None or not is_positive(value):
-        raise CheckpointError(f"config.json: {key} of the rope scaling is {value!r}; want a positive number.")
+        raise CheckpointError(
+            f"config.json: {key} of the rope scaling is {value!r}; want a positive number, not beyond float32."
+        )
     return float(value)
 
 
@@ -34,6 +36,10 @@ def _llama3(frequency: np.ndarray, scaling: Mapping[str, Any]) -> np.ndarray:
 
 def _yarn(frequency: np.ndarray, base: float, maximum: int, scaling: Mapping[str, Any]) -> tuple[np.ndarray, float]:
     """Frequencies and the factor on the tables, as the YaRN paper and transformers have them."""
+    if base <= 1:
+        raise CheckpointError(
+            f"config.json: rope_theta is {base}; want more than 1 for rope scaling of the type 'yarn'."
+        )
     original = _number(scaling, "original_max_position_embeddings", float(maximum))
     factor = _number(scaling, "factor", max(1.0, maximum / original))
     size = 2 * len(frequency)
@@ -88,4 +94,9 @@ def resolve_rope(base: float, head_dim: int, maximum: int, scaling: Mapping[str,
         frequency = frequency / factors
     elif kind not in ("default", None):
         raise CheckpointError(f"config.json: rope scaling of the type {kind!r}; want default, linear, llama3 or yarn.")
+    if frequency.max() > MOST_REAL or not is_positive(scale):
+        raise CheckpointError(
+            f"config.json: the rope frequencies come to {frequency.max():.4g} times {scale:.4g}; want numbers that "
+            "float32 holds: fetch it again."
+        )
     return RopeConfig(tuple(float(np.float32(value)) for value in frequency), scale)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, stored_names
 from .families.text_part import text_configuration, text_tensor_name, whole_of
 
 
@@ -17,8 +17,7 @@ class TextCheckpoint:
     def __init__(self, whole: Checkpoint, source: str) -> None:
         self._whole = whole
         self.config: Mapping[str, Any] = text_configuration(whole.config)
-        names = {name: text_tensor_name(name) for name in whole.shapes}
-        self._names = {text: name for name, text in names.items() if text is not None}
+        self._names = stored_names(whole.shapes, text_tensor_name)
         self.shapes = {text: whole.shapes[name] for text, name in self._names.items()}
         self.source = source
         self.licence = whole.licence

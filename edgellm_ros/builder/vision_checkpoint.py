@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..errors import CheckpointError
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, stored_names
 from .vision_families.base import Tower
 from .vision_families.names import vision_tensor_name
 from .weights import Weight
@@ -18,11 +18,7 @@ def vision_weights(checkpoint: Checkpoint, tower: Tower) -> dict[str, Weight]:
 
     :raises CheckpointError: one is missing, of another shape, or one that the graph would leave out.
     """
-    names: dict[str, str] = {}
-    for name in checkpoint.shapes:
-        known = vision_tensor_name(name)
-        if known is not None:
-            names[known] = name
+    names = stored_names(checkpoint.shapes, vision_tensor_name)
     wanted = tower.tensors()
     for name, shape in wanted.items():
         if name not in names:

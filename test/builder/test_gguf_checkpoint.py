@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 from contextlib import closing
 from pathlib import Path
@@ -329,6 +330,15 @@ def test_tensors_that_share_bytes_are_refused(model, tmp_path):
     file.tensors[down] = (shape, kind, data[:32])
     sentence = refusal(file.write(tmp_path / "m.gguf"))
     assert "share bytes" in sentence and up in sentence and down in sentence
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.input_layernorm.weight", "blk.00.attn_norm.weight"])
+def test_another_name_of_the_same_tensor_is_refused(model, tmp_path, name):
+    _, config, tensors = model
+    file = llama_gguf(config, tensors)
+    file.tensors[name] = ((64,), 0, bytes(256))
+    with pytest.raises(CheckpointError, match=re.escape(name)):
+        build_engine(file.write(tmp_path / "m.gguf"), tmp_path / "engine", limits=LIMITS)
 
 
 def test_a_name_that_occurs_twice_is_refused(tmp_path):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 
-from edgellm_ros.builder.families.rope_kinds import rope_settings
+from edgellm_ros.builder.families.rope_kinds import rope_settings, single_rope
 from edgellm_ros.builder.rope import resolve_rope
 from edgellm_ros.errors import CheckpointError
 
@@ -67,6 +68,25 @@ def test_both_places_of_the_settings_are_read():
 def test_other_kinds_are_named(kind):
     with pytest.raises(CheckpointError, match=kind):
         frequencies({"rope_type": kind, "factor": 2.0})
+
+
+EXTREMES = (5e-324, 1e-300, 1e-40, 1.0, 1e9, 1e39, 1e300, 10**30, 10**308)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["default", "linear", "yarn", "llama3"])
+def test_numbers_beyond_float32_are_refused_and_nothing_overflows(kind):
+    keys = ("factor", "original_max_position_embeddings", "beta_fast", "low_freq_factor", "attention_factor")
+    plain = {"factor": 2.0, "original_max_position_embeddings": 64, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    for base in EXTREMES:
+        for key, value in itertools.product(keys, EXTREMES):
+            config = {"rope_theta": base, "rope_scaling": {"rope_type": kind, **plain, key: value}}
+            try:
+                rope = single_rope(config, 16, 128)
+            except CheckpointError as error:
+                assert str(error).endswith(".")
+            else:
+                assert np.isfinite([*rope.inverse_frequency, rope.scale]).all()
 
 
 @pytest.mark.parametrize("factor", [0, -1, "2", None, float("inf"), True], ids=str)

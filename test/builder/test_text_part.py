@@ -77,15 +77,22 @@ def test_the_text_part_answers_as_a_text_model_of_those_weights(name, tmp_path):
     assert distance(ragged_logits(engine, ROWS), [reference.logits(ids) for ids in ROWS]) < TOLERANCE
 
 
-def test_a_tensor_that_is_neither_text_nor_vision_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("model.experts.0.weight", r"model\.experts\.0\.weight' that this architecture does not use"),
+        ("model.language_model.norm.weight", r"which both are 'model\.norm\.weight'; fetch it again"),
+    ],
+)
+def test_a_tensor_too_many_is_refused(tmp_path, name, said):
     folder, _ = write_whole(tmp_path / "whole", "Gemma 3 as published")
     path = folder / "model.safetensors"
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
-    header["model.experts.0.weight"] = header.pop("vision_tower.blocks.0.weight")
+    header[name] = header.pop("vision_tower.blocks.0.weight")
     text = json.dumps(header).encode()
     text = text.ljust(math.ceil(len(text) / 8) * 8)
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
-    with pytest.raises(CheckpointError, match=r"model\.experts\.0\.weight' that this architecture does not use"):
+    with pytest.raises(CheckpointError, match=said):
         build_engine(folder, tmp_path / "engine", limits=LIMITS, text_only=True)

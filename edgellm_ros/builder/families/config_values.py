@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import CheckpointError
-from ...json_values import finite_number, is_positive, shown
+from ...json_values import LEAST_REAL, MOST_REAL, finite_number, is_positive, shown
 
 LARGEST = 1 << 24
+REALS = f"from {LEAST_REAL:g} to {MOST_REAL:g}"
 MOST_LAYERS = 1 << 10
 MOST_HEADS = 1 << 12
 WIDEST_HEAD = 1 << 12
@@ -37,7 +38,7 @@ def real_number(config: Mapping[str, Any], key: str, default: float | None = Non
     if value is None:
         raise CheckpointError(f"config.json lacks {key}; want a number: fetch it again.")
     if not is_positive(value):
-        raise CheckpointError(f"config.json: {key} is {value!r}; want a positive number.")
+        raise CheckpointError(f"config.json: {key} is {value!r}; want a positive number {REALS}.")
     return float(value)
 
 
