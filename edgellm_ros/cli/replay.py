@@ -23,7 +23,7 @@ SETTLE = 10.0  # s
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("bag", type=Path, help="folder of the recording, or its mcap or sqlite3 file")
+    parser.add_argument("bag", type=Path, metavar="BAG", help="folder of the recording, or its mcap or sqlite3 file")
     parser.add_argument("--engine-dir", type=Path, metavar="DIR", help="engine directory (default: the file's)")
     parser.add_argument("--params-file", type=Path, metavar="FILE", help="parameters of the node, YAML")
     parser.add_argument(
@@ -36,14 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompt-after", type=float, default=0.0, metavar="S", help="seconds from the first message (default: 0)"
     )
-    parser.add_argument("--rate", type=float, default=1.0, help="pace; 0.5 is half as fast (default: 1)")
+    parser.add_argument("--rate", type=float, default=1.0, metavar="X", help="pace; 0.5 is half as fast (default: 1)")
     parser.add_argument(
         "--settle", type=float, default=SETTLE, metavar="S", help="seconds for what runs at the end (default: 10)"
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write what came")
     parser.add_argument("--expect", type=Path, metavar="FILE", help="compare with what came another time")
     parser.add_argument("--json", action="store_true", help="print what came as one JSON object")
-    parser.add_argument("--domain", type=int, help=f"ROS domain, 0 to {LAST_DOMAIN} (default: one for this process)")
+    parser.add_argument(
+        "--domain", type=int, metavar="N", help=f"ROS domain, 0 to {LAST_DOMAIN} (default: one for this process)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
