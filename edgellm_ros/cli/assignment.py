@@ -6,6 +6,7 @@ import difflib
 from typing import Any
 
 from ..errors import RequestError
+from ..json_values import shown
 
 
 def assignment(text: str) -> tuple[str, Any]:
@@ -18,10 +19,10 @@ def assignment(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     try:
         found = yaml.safe_load(value)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):  # of a date that is none, and of brackets without end
         found = None
     if not equals or not name.strip() or found is None:
-        raise RequestError(f"{text!r} sets no parameter; want NAME=VALUE, such as action.noise_seed=7.")
+        raise RequestError(f"{shown(text)} sets no parameter; want NAME=VALUE, such as action.noise_seed=7.")
     return name.strip(), found
 
 
@@ -39,7 +40,7 @@ def node_parameter(text: str) -> tuple[str, Any]:
     if name not in definitions:
         near = difflib.get_close_matches(name, definitions, n=1)
         hint = f"did you mean {near[0]}?" if near else "README.md lists those it has."
-        raise RequestError(f"The node has no parameter {name}; {hint}")
+        raise RequestError(f"The node has no parameter {shown(name)}; {hint}")
     try:
         found = definitions[name].convert(value)
     except ValueError as error:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from ..errors import RequestError
+from ..json_values import shown
 
 _LOOK = 0.2  # s between looks at whether it still makes sense to wait
 
@@ -19,6 +20,9 @@ _LOOK = 0.2  # s between looks at whether it still makes sense to wait
 def read_line(ended: Callable[[], bool]) -> str | None:
     """The next line behind a prompt; None at the end of the input, or once ``ended`` says so at a terminal."""
     print("> ", end="", flush=True)
+    if sys.stdin is None:  # it was closed before the start
+        print(flush=True)
+        return None
     if sys.stdin.isatty():  # whose lines come one by one; what a pipe holds may lie in a buffer already
         while not select.select([sys.stdin], [], [], _LOOK)[0]:
             if ended():
@@ -33,7 +37,7 @@ def read_line(ended: Callable[[], bool]) -> str | None:
 def seed_of(text: str) -> int:
     """The seed that is typed. :raises RequestError: it is no whole number from 0 on."""
     if not text.isdecimal():
-        raise RequestError(f"The seed is {text!r}; want a whole number from 0 on.")
+        raise RequestError(f"The seed is {shown(text)}; want a whole number from 0 on.")
     return int(text)
 
 

@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine-dir", metavar="DIR", help="engine directory (default: the shipped checkpoint, built first)"
     )
-    parser.add_argument(
-        "--precision", default="fp32", metavar="NAME", help="of what is built, fp32 or int8 (default: %(default)s)"
-    )
+    parser.add_argument("--precision", metavar="NAME", help="of what is built, fp32 or int8 (default: fp32)")
     parser.add_argument("--episodes", type=int, default=60, metavar="N", help="motion tasks (default: %(default)s)")
     parser.add_argument(
         "--held-out", type=int, metavar="N", help="motion tasks with combinations never trained on (default: half)"
@@ -77,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print; 0 when it was measured."""
+    from ..engine_format import open_engine_directory
     from ..tabletop.evaluation import evaluate
 
     settings = _settings(arguments)
@@ -84,14 +84,13 @@ def run(arguments: argparse.Namespace) -> int:
         from .engine_cache import build_tabletop
 
         place = Path(arguments.engine_dir) if arguments.engine_dir else Path(folder) / "engine"
-        engine = place if arguments.engine_dir else build_tabletop(place, arguments.precision)
+        engine = place if arguments.engine_dir else build_tabletop(place, arguments.precision or "fp32")
         result = _through_node(engine, arguments, settings) if arguments.node else evaluate(engine, settings, _progress)
+        precision = open_engine_directory(engine).manifest.precision
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
-    result["settings"] = {
-        name: getattr(arguments, name)
-        for name in ("precision", "execute_steps", "steps", "pruner", "latency", "splice", "blend_steps")
-    }
+    names = ("execute_steps", "steps", "pruner", "latency", "splice", "blend_steps")
+    result["settings"] = {"precision": precision, **{name: getattr(arguments, name) for name in names}}
     print(json.dumps(result) if arguments.json else _table(result))
     return 0
 
@@ -115,6 +114,10 @@ def _settings(arguments: argparse.Namespace) -> EvaluationSettings:
         raise RequestError(f"--pruner is {arguments.pruner:g}; want a share from 0 to below 1.")
     if arguments.node and (arguments.latency or arguments.controls):
         raise RequestError("--latency and --controls are not for --node; leave one of them out.")
+    if arguments.domain is not None and not arguments.node:
+        raise RequestError("--domain is given without --node; add it.")
+    if arguments.precision is not None and arguments.engine_dir is not None:
+        raise RequestError("--precision is of what is built, and --engine-dir is built already; leave one of them out.")
     return EvaluationSettings(
         **counts,
         timing=Timing(
@@ -136,7 +139,9 @@ def _through_node(engine: Path, arguments: argparse.Namespace, settings: Evaluat
     from ..tabletop.node_evaluation import evaluate_node
 
     rate = 1.0 / (settings.timing.period * TICK)
-    specs = tabletop_specs({"engine_dir": str(engine), "rate": str(rate), "splice": arguments.splice})
+    world, node = tabletop_specs({"engine_dir": str(engine), "rate": str(rate), "splice": arguments.splice})
+    engine_settings = {"engine.threads": arguments.threads, "engine.backend": arguments.backend}
+    specs = (world, replace(node, parameters={**node.parameters, **engine_settings}))
     changes = {
         "action.denoise_steps": arguments.steps,
         "action.blend_steps": arguments.blend_steps,

@@ -113,6 +113,33 @@ def test_it_does_with_the_context_cache_and_never_takes_unpruned_blocks(open_fam
     check(again, rows[1:])
 
 
+@pytest.mark.parametrize("family", ["smolvlm", "qwen3_vl"])
+def test_blocks_of_another_choice_among_the_same_images_are_not_taken(open_family, monkeypatch, family):
+    """Ids, images and counts are equal; only which tokens are left of the images differs."""
+
+    def choose(backend: Any, embeddings: Any, spans: Any, config: VisualPrunerConfig) -> PrunedPrompt:
+        halves = [((start + stop) // 2, (stop - start) // 2) for start, stop in spans]
+        later = 0 if config.pivot_text_tokens == 1 else 1
+        gone = {middle - later * size + index for middle, size in halves for index in range(size)}
+        keep = tuple(place for place in range(embeddings.shape[0]) if place not in gone)
+        before = sum(stop - start for start, stop in spans)
+        return PrunedPrompt(PruningReport(PruningOutcome.APPLIED, before, before - len(gone)), keep)
+
+    monkeypatch.setattr(token_pruning, "prune_prompt", choose)
+    row = max(pictured(family), key=lambda row: len(row["input_ids"]))
+    choices = [VisualPrunerConfig(enabled=True, pivot_text_tokens=count, min_visual_tokens=1) for count in (1, 2)]
+    fresh = [run(open_family(family), [row], visual_pruner=choice) for choice in choices]
+    assert fresh[0].logprobs != fresh[1].logprobs
+    runtime = open_family(family, context_cache=ContextCacheConfig(1 << 24))
+    for index in (0, 1, 0, 1):
+        found = run(runtime, [row], visual_pruner=choices[index])
+        assert found.output_ids == fresh[index].output_ids
+        for one, other in zip(found.logprobs[0], fresh[index].logprobs[0], strict=True):
+            wanted = {entry.token_id: entry.logprob for entry in other}
+            assert all(abs(entry.logprob - wanted[entry.token_id]) < 1e-4 for entry in one if entry.token_id in wanted)
+    assert found.reused_token_counts[0] > 0
+
+
 @pytest.mark.parametrize("family", PRUNED)
 def test_pruning_nothing_changes_no_bit(open_family, family):
     runtime = open_family(family)

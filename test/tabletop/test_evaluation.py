@@ -129,6 +129,8 @@ def test_what_acts_knows_nothing_of_the_world(part):
         (["--latency", "nan"], "--latency is nan"),
         (["--pruner", "1"], "--pruner is 1"),
         (["--node", "--latency", "5"], "not for --node"),
+        (["--domain", "5"], "--domain is given without --node"),
+        (["--engine-dir", "somewhere", "--precision", "int8"], "leave one of them out"),
     ],
 )
 def test_numbers_out_of_range_are_refused_by_name(arguments, named, capsys):

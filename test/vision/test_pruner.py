@@ -98,6 +98,31 @@ def test_duplicates_of_a_pivot_go_first():
     assert keep.tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
 
 
+def test_pivots_of_the_text_are_rows_of_the_text_however_large_those_of_an_image_are():
+    rows = np.array([[1, 0], [0, 9], [1, 0], [0, 1]], np.float32)
+    assert select_tokens(rows, [TokenSpan(1, 4, 2)], 1, 0).tolist() == [0, 1, 3]
+
+
+def test_only_rows_near_nothing_count_as_less_like_a_pivot_than_their_direction_says():
+    """The product of two norms counts as 1e-8 at least: 0.35, 0.4 where the direction says 1, then 1 and 0.6."""
+    rows = np.array([[1, 0], [0.35, 0.936], [4e-9, 0], [0.05, 0], [0.6, 0.8]], np.float32)
+    assert select_tokens(rows, [TokenSpan(1, 5, 3)], 1, 0).tolist() == [0, 1, 2, 4]
+    assert select_tokens(rows, [TokenSpan(1, 5, 2)], 1, 0).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("broken", [(2, 3), (1, 2, 3, 4, 5), (0,)], ids=str)
+@pytest.mark.parametrize("pivots", [(0, 4), (0, 1), (1, 1), (1, 0)], ids=str)
+def test_rows_that_are_not_finite_are_taken_last_and_quotas_are_met(value, broken, pivots):
+    rows = np.eye(6, dtype=np.float32)
+    rows[list(broken)] = value
+    with np.errstate(all="ignore"):
+        keep = {quota: select_tokens(rows, [TokenSpan(1, 6, quota)], *pivots).tolist() for quota in (3, 4, 5)}
+    assert all(found[0] == 0 and len(found) == 1 + quota for quota, found in keep.items())
+    if np.isnan(value) and broken == (2, 3):
+        assert keep[3] == [0, 1, 4, 5]
+
+
 def test_shares_of_the_pivots_are_those_of_the_worked_example():
     """256 tokens at a quarter: 192 stay, 4 of them pivots; 188 over 8 pivots are 24 four times, then 23."""
     left, shares = 188, []
@@ -111,6 +136,7 @@ def test_shares_of_the_pivots_are_those_of_the_worked_example():
 
 
 @pytest.mark.parametrize(("count", "ratio", "wanted"), [
+    (5, 1 - 1e-12, 1),
     (256, 0.25, 192), (10, 0.7, 3), (10, 0.75, 3), (1, 0.99, 1), (3, 0.99, 1), (100, 0.999, 1), (5, 0.01, 5),
 ])  # fmt: skip
 def test_quota_rounds_up_what_stays_and_leaves_at_least_one(count, ratio, wanted):
