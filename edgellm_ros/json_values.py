@@ -17,6 +17,7 @@ LARGEST_SIZE = 1 << 31  # of any dimension or token id; the tensors that carry t
 LARGEST_FILE = 1 << 60
 LEAST_REAL, MOST_REAL = 1e-30, 1e30
 MAX_JSON_BYTES = 100 * 2**20
+MAX_OBJECT_BYTES = 16 * 2**20  # of JSON that becomes objects of Python, of which a byte can take thirty
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -190,7 +191,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
     :raises EngineDirectoryError: see ``read_text``; not JSON, or not an object.
     """
-    text = read_text(path)
+    text = read_text(path, most=MAX_OBJECT_BYTES)
     try:
         content = json.loads(text, object_pairs_hook=without_repeats)
     except (ValueError, RecursionError) as error:

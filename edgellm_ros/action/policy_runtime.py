@@ -14,7 +14,7 @@ import numpy as np
 from ..backends.base import Backend, SamplingRow, Tensor
 from ..backends.registry import open_backend
 from ..engine_format import open_engine_directory
-from ..errors import ObservationError, RefusalCode, RequestError
+from ..errors import ObservationError, PolicyError, RefusalCode, RequestError
 from ..runtime.tokenizer import Tokenizer
 from ..vision.pruner import VisualPrunerConfig
 from .chunk import NANOSECONDS, ActionChunk, check_finite
@@ -42,6 +42,8 @@ class PolicyRuntime:
     def __init__(self, engine_dir: Path | str, *, backend: str | Backend = "auto", threads: int = 0) -> None:
         directory = open_engine_directory(engine_dir)
         self.path = directory.path
+        if not (self.path / ACTION_DIRECTORY).is_dir():
+            raise PolicyError(f"{self.path} holds no policy; want an engine directory built from one.")
         self.manifest: PolicyManifest = read_policy_manifest(self.path / ACTION_DIRECTORY)
         self._owns_backend = isinstance(backend, str)
         self._backend = (

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import EngineDirectoryError
-from ..json_values import LARGEST_FILE, whole_number, without_repeats
+from ..json_values import LARGEST_FILE, MAX_OBJECT_BYTES, whole_number, without_repeats
 from .base import DataType
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-_MAX_HEADER_BYTES = 100 * 2**20
 _TYPES = {
     "F32": DataType.FLOAT32,
     "F16": DataType.FLOAT16,
@@ -37,7 +36,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
         with path.open("rb") as file:
             prefix = file.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-            if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
+            if not 2 <= length <= min(size - 8, MAX_OBJECT_BYTES):
                 raise EngineDirectoryError(f"{path} is not a safetensors file; build the engine directory again.")
             header = json.loads(file.read(length), object_pairs_hook=without_repeats)
     except OSError as error:

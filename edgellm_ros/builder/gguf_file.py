@@ -16,7 +16,7 @@ from .bounded_file import BoundedFile
 from .gguf_types import OTHER_TYPES, TYPES, BlockType
 
 MAX_HEADER_BYTES = 256 * 2**20
-MAX_ARRAY_LENGTH = 1 << 22
+MAX_LISTED = 1 << 22  # values in all lists together; those of a large vocabulary are a million
 MAX_KEY_BYTES = 1 << 16
 MAX_TENSORS = 1 << 20
 MAX_ELEMENTS = 1 << 40
@@ -48,6 +48,7 @@ class _Cursor:
         self._window = b""
         self._start = 0  # of the window in the file
         self.position = 0
+        self.listed = 0
         self._limit = min(file.size, MAX_HEADER_BYTES)
 
     def take(self, count: int, what: str) -> bytes:
@@ -144,8 +145,9 @@ class GGUFFile:
             raise self._fail(f"the key {key!r} has the unknown type {kind}")
         element = cursor.number("I", what)
         count = cursor.number("Q", what)
-        if count > MAX_ARRAY_LENGTH:
-            raise self._fail(f"the key {key!r} claims {count} elements and {MAX_ARRAY_LENGTH} are allowed")
+        cursor.listed += count
+        if cursor.listed > MAX_LISTED:
+            raise self._fail(f"the key {key!r} claims {count} elements and {MAX_LISTED} are allowed in all")
         if element == _STRING:
             return [cursor.text(what, MAX_HEADER_BYTES) for _ in range(count)]
         if element not in _SCALARS:

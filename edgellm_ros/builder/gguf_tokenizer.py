@@ -14,6 +14,7 @@ from .tokenizer_json import Token, byte_level_tokenizer, merges_of_scores, post_
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"
+_LONGEST_PIECE = 256  # characters; each place where one can be cut is looked at
 
 # control tokens that end a turn of a chat whether or not the metadata name them
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
@@ -105,6 +106,12 @@ def write_tokenizer_files(metadata: GGUFMetadata) -> dict[str, bytes]:
             ignore_merges=way.ignore_merges, special=special, post_processor=around,
         )  # fmt: skip
     else:
+        longest = max(map(len, tokens), default=0)
+        if longest > _LONGEST_PIECE:
+            raise CheckpointError(
+                f"{metadata.path} has a token of {longest} characters; want at most {_LONGEST_PIECE}: fetch the "
+                "file again."
+            )
         ordinary = [number for number, kind in enumerate(types) if kind in (_NORMAL, _UNUSED)]
         content = sentencepiece_tokenizer(
             tokens,

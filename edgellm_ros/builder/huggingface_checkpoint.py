@@ -13,7 +13,7 @@ import numpy as np
 
 from ..engine_format import CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from ..errors import CheckpointError
-from ..json_values import without_repeats
+from ..json_values import MAX_JSON_BYTES, MAX_OBJECT_BYTES, without_repeats
 from .bounded_file import BoundedFile
 from .safetensors_file import SafetensorsFile
 
@@ -22,31 +22,30 @@ GENERATION_CONFIG = "generation_config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-MAX_JSON_BYTES = 100 * 2**20
 _HALF_A_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")  # most come in pairs, and then they are a character
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, most: int = MAX_JSON_BYTES) -> bytes:
     """A whole small file.
 
-    :raises CheckpointError: missing, unreadable, or above 100 MB.
+    :raises CheckpointError: missing, unreadable, or of more than ``most`` bytes.
     """
     file = BoundedFile(path)
     try:
-        if file.size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path} has {file.size} bytes; want at most {MAX_JSON_BYTES}.")
+        if file.size > most:
+            raise CheckpointError(f"{path} has {file.size} bytes; want at most {most}: fetch it again.")
         return file.read(0, file.size, "the content")
     finally:
         file.close()
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path, most: int = MAX_OBJECT_BYTES) -> dict[str, Any]:
     """A JSON object.
 
     :raises CheckpointError: missing, not JSON, or not an object; the sentence names the file.
     """
     try:
-        text = read_bytes(path).decode("utf-8-sig")
+        text = read_bytes(path, most).decode("utf-8-sig")
         content = json.loads(text, object_pairs_hook=without_repeats)
         if _HALF_A_CHARACTER.search(text):
             json.dumps(content, ensure_ascii=False).encode()
@@ -160,7 +159,7 @@ class HuggingFaceCheckpoint:
             raise CheckpointError(
                 f"{self.path} has no {TOKENIZER_FILE}; want a fast tokenizer: save it with transformers."
             )
-        read_json_object(self.path / TOKENIZER_FILE)
+        read_json_object(self.path / TOKENIZER_FILE, MAX_JSON_BYTES)
         files = {TOKENIZER_FILE: read_bytes(self.path / TOKENIZER_FILE)}
         template = None
         if (self.path / TOKENIZER_CONFIG_FILE).exists():

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError
-from ..json_values import without_repeats
+from ..json_values import MAX_OBJECT_BYTES, without_repeats
 from .bounded_file import BoundedFile
 
-MAX_HEADER_BYTES = 100 * 2**20
+MAX_HEADER_BYTES = MAX_OBJECT_BYTES
 MAX_ELEMENTS = 1 << 40
 MAX_DIMENSIONS = 8
 

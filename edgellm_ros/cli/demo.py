@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import EdgeLLMError, RequestError
-from .demo_terminal import Interrupts, assignment, columns, end_for_sure, read_line, seed_of, show_progress
+from ..json_values import shown
+from .assignment import assignment
+from .demo_terminal import Interrupts, columns, end_for_sure, read_line, seed_of, show_progress
 from .engine_cache import TABLETOP, build_tabletop, cached_engine_directory
 from .node_session import (
     LAST_DOMAIN,
@@ -69,13 +71,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 when all that was asked for succeeded, 1 when not."""
+    from ..tabletop.launch_spec import LAST_SEED, SPEEDS, tabletop_specs
+
+    for option, value, (least, most) in (
+        ("--seed", arguments.seed, (0, LAST_SEED)),
+        ("--speed", arguments.speed, SPEEDS),
+    ):
+        if not least <= value <= most:
+            raise RequestError(f"{option} is {shown(value)}; want {least} to {most}.")
     changes = dict(assignment(text) for text in arguments.set)
     directory = arguments.engine_dir or build_tabletop(cached_engine_directory(TABLETOP))
     say(f"Engine directory: {directory}")
     set_environment(arguments.domain)
     check_ros()
     from ..tabletop.client import TabletopClient
-    from ..tabletop.launch_spec import tabletop_specs
 
     specs = tabletop_specs(
         {"engine_dir": str(directory), "real_time_factor": str(arguments.speed), "seed": str(arguments.seed)}
@@ -159,6 +168,8 @@ class Demo:
         :raises EdgeLLMError: a process ended, or says nothing.
         """
         say(f"Type {HELP}. Ctrl-C stops the arm.")
+        if hasattr(sys.stdin, "reconfigure"):
+            sys.stdin.reconfigure(errors="replace")  # bytes that are no text are no reason to stop
         while (line := read_line(lambda: self._session.ended)) is not None:
             word, _, rest = line.partition(" ")
             try:

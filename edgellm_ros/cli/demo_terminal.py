@@ -10,9 +10,9 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
 
 from ..errors import RequestError
+from ..json_values import shown
 
 _LOOK = 0.2  # s between looks at whether it still makes sense to wait
 
@@ -20,6 +20,9 @@ _LOOK = 0.2  # s between looks at whether it still makes sense to wait
 def read_line(ended: Callable[[], bool]) -> str | None:
     """The next line behind a prompt; None at the end of the input, or once ``ended`` says so at a terminal."""
     print("> ", end="", flush=True)
+    if sys.stdin is None:  # it was closed before the start
+        print(flush=True)
+        return None
     if sys.stdin.isatty():  # whose lines come one by one; what a pipe holds may lie in a buffer already
         while not select.select([sys.stdin], [], [], _LOOK)[0]:
             if ended():
@@ -34,25 +37,8 @@ def read_line(ended: Callable[[], bool]) -> str | None:
 def seed_of(text: str) -> int:
     """The seed that is typed. :raises RequestError: it is no whole number from 0 on."""
     if not text.isdecimal():
-        raise RequestError(f"The seed is {text!r}; want a whole number from 0 on.")
+        raise RequestError(f"The seed is {shown(text)}; want a whole number from 0 on.")
     return int(text)
-
-
-def assignment(text: str) -> tuple[str, Any]:
-    """``name=value`` with the value as YAML reads it.
-
-    :raises RequestError: it is none.
-    """
-    import yaml
-
-    name, equals, value = text.partition("=")
-    try:
-        found = yaml.safe_load(value)
-    except yaml.YAMLError:
-        found = None
-    if not equals or not name.strip() or found is None:
-        raise RequestError(f"{text!r} sets no parameter; want NAME=VALUE, such as action.noise_seed=7.")
-    return name.strip(), found
 
 
 def columns() -> int:

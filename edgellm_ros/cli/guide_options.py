@@ -49,8 +49,9 @@ def tools_from(arguments: argparse.Namespace) -> list[Any]:
     """
     if arguments.tools is None:
         return []
+    text = _text("--tools", arguments.tools)
     try:
-        tools = json.loads(_text("--tools", arguments.tools))
+        tools = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"--tools {arguments.tools} is not JSON ({error}); correct it.") from None
     if not isinstance(tools, list):

@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _SPLICES = ("replace", "blend", "ensemble", "rtc")
 _LARGEST = 1_000_000
+BASELINES = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,16 +31,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine-dir", metavar="DIR", help="engine directory (default: the shipped checkpoint, built first)"
     )
-    parser.add_argument(
-        "--precision", default="fp32", metavar="NAME", help="of what is built, fp32 or int8 (default: %(default)s)"
-    )
+    parser.add_argument("--precision", metavar="NAME", help="of what is built, fp32 or int8 (default: fp32)")
     parser.add_argument("--episodes", type=int, default=60, metavar="N", help="motion tasks (default: %(default)s)")
     parser.add_argument(
         "--held-out", type=int, metavar="N", help="motion tasks with combinations never trained on (default: half)"
     )
     parser.add_argument("--questions", type=int, default=60, metavar="N", help="questions (default: %(default)s)")
     parser.add_argument(
-        "--controls", type=int, default=0, metavar="N", help="episodes of each baseline and control (default: none)"
+        "--controls",
+        type=int,
+        metavar="N",
+        help="episodes of each control: doing nothing, wandering, another's prompt, black pictures "
+        f"(default: {BASELINES} of the first two)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the first episode (default: %(default)s)")
     parser.add_argument(
@@ -77,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print; 0 when it was measured."""
+    from ..engine_format import open_engine_directory
     from ..tabletop.evaluation import evaluate
 
     settings = _settings(arguments)
@@ -84,14 +89,13 @@ def run(arguments: argparse.Namespace) -> int:
         from .engine_cache import build_tabletop
 
         place = Path(arguments.engine_dir) if arguments.engine_dir else Path(folder) / "engine"
-        engine = place if arguments.engine_dir else build_tabletop(place, arguments.precision)
+        engine = place if arguments.engine_dir else build_tabletop(place, arguments.precision or "fp32")
         result = _through_node(engine, arguments, settings) if arguments.node else evaluate(engine, settings, _progress)
+        precision = open_engine_directory(engine).manifest.precision
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
-    result["settings"] = {
-        name: getattr(arguments, name)
-        for name in ("precision", "execute_steps", "steps", "pruner", "latency", "splice", "blend_steps")
-    }
+    names = ("execute_steps", "steps", "pruner", "latency", "splice", "blend_steps")
+    result["settings"] = {"precision": precision, **{name: getattr(arguments, name) for name in names}}
     print(json.dumps(result) if arguments.json else _table(result))
     return 0
 
@@ -102,11 +106,13 @@ def _settings(arguments: argparse.Namespace) -> EvaluationSettings:
     from ..tabletop.timed_episodes import Timing
     from ..vision.pruner import VisualPrunerConfig
 
-    counts = {name: getattr(arguments, name) for name in ("episodes", "questions", "controls", "seed")}
+    counts = {name: getattr(arguments, name) for name in ("episodes", "questions", "seed")}
+    counts["controls"] = arguments.controls or 0
+    counts["baselines"] = min(BASELINES, arguments.episodes) if arguments.controls is None else arguments.controls
     counts["held_out"] = arguments.episodes // 2 if arguments.held_out is None else arguments.held_out
     ranges = {**dict.fromkeys(counts, (0, _LARGEST)), "execute_steps": (1, 16), "blend_steps": (1, 4096)}
     for name, (least, most) in ranges.items():
-        value = counts.get(name, getattr(arguments, name))
+        value = counts[name] if name in counts else getattr(arguments, name)
         if not least <= value <= most:
             raise RequestError(f"--{name.replace('_', '-')} is {value}; want {least} to {most}.")
     if not 0 <= arguments.latency <= 900:
@@ -115,6 +121,10 @@ def _settings(arguments: argparse.Namespace) -> EvaluationSettings:
         raise RequestError(f"--pruner is {arguments.pruner:g}; want a share from 0 to below 1.")
     if arguments.node and (arguments.latency or arguments.controls):
         raise RequestError("--latency and --controls are not for --node; leave one of them out.")
+    if arguments.domain is not None and not arguments.node:
+        raise RequestError("--domain is given without --node; add it.")
+    if arguments.precision is not None and arguments.engine_dir is not None:
+        raise RequestError("--precision is of what is built, and --engine-dir is built already; leave one of them out.")
     return EvaluationSettings(
         **counts,
         timing=Timing(
@@ -136,7 +146,9 @@ def _through_node(engine: Path, arguments: argparse.Namespace, settings: Evaluat
     from ..tabletop.node_evaluation import evaluate_node
 
     rate = 1.0 / (settings.timing.period * TICK)
-    specs = tabletop_specs({"engine_dir": str(engine), "rate": str(rate), "splice": arguments.splice})
+    world, node = tabletop_specs({"engine_dir": str(engine), "rate": str(rate), "splice": arguments.splice})
+    engine_settings = {"engine.threads": arguments.threads, "engine.backend": arguments.backend}
+    specs = (world, replace(node, parameters={**node.parameters, **engine_settings}))
     changes = {
         "action.denoise_steps": arguments.steps,
         "action.blend_steps": arguments.blend_steps,

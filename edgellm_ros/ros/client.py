@@ -10,7 +10,7 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from rclpy.node import Node
 from std_msgs.msg import Empty, String
 
-from .publishers import reliable
+from .publishers import publishable, reliable
 
 
 class PromptClient(Node):  # type: ignore[misc]
@@ -56,8 +56,8 @@ class PromptClient(Node):  # type: ignore[misc]
         )
 
     def ask(self, prompt: str) -> None:
-        """Publish a prompt."""
-        self._prompt.publish(String(data=prompt))
+        """Publish a prompt; characters that a message cannot carry are replaced."""
+        self._prompt.publish(String(data=publishable(prompt)))
 
     def cancel(self) -> None:
         """Ask that everything which runs or waits is ended."""

@@ -40,12 +40,15 @@ def prompt_media(
 ) -> PromptMedia | None:
     """Where the media of a prompt lie in its ids; None where it has nothing beyond them.
 
-    :raises RequestError: the ids hold more or fewer image tokens than the images make.
+    :raises RequestError: the ids hold more or fewer image tokens than the images make, or a number that is no id.
     """
     if vision is None:
         return None
     items = [item for message in messages for item in message.media]
-    ids = np.asarray(token_ids, dtype=np.int64)
+    try:
+        ids = np.asarray(token_ids, dtype=np.int64)
+    except OverflowError:
+        raise RequestError("the prompt holds an id of more than 63 bits; use ids of this engine's tokenizer.") from None
     places = _places(items, ids, token_id)
     placed = tuple(PlacedItem(item, place) for item, place in zip(items, places, strict=True))
     blocks = vision.blocks(places, len(ids))

@@ -12,12 +12,14 @@ from rcl_interfaces.msg import Parameter
 from rcl_interfaces.srv import SetParametersAtomically
 from rclpy.parameter import Parameter as ClientParameter
 from rclpy.qos import qos_profile_sensor_data
+from rclpy.serialization import serialize_message
 from sensor_msgs.msg import Image, JointState
 from std_msgs.msg import Float64MultiArray
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 from ..errors import EdgeLLMError, RefusalCode, RequestError
+from ..json_values import shown
 from ..ros.client import PromptClient, spin_until
 from ..ros.publishers import reliable
 from .cameras import CAMERA_NAMES
@@ -118,7 +120,10 @@ class TabletopClient(PromptClient):
         parameters = [_message(name, value) for name, value in values.items()]
         result = self._call(executor, client, SetParametersAtomically.Request(parameters=parameters)).result
         if not result.successful:
-            raise RequestError(result.reason, RefusalCode.BAD_PARAMETER)
+            names = ", ".join(map(shown, values))
+            unknown = f"There is no parameter {names}; want one of the node's, such as action.noise_seed."
+            undeclared = "undeclared" in result.reason  # rclpy's own sentence, which names none
+            raise RequestError(unknown if undeclared else result.reason, RefusalCode.BAD_PARAMETER)
 
     def _call(self, executor: Any, client: Any, request: Any) -> Any:
         self.wait(executor, client.service_is_ready)
@@ -169,4 +174,14 @@ def _nanoseconds(time: Any) -> int:
 
 
 def _message(name: str, value: Any) -> Parameter:
-    return ClientParameter(name, value=value).to_parameter_msg()
+    """:raises RequestError: no parameter can have such a value."""
+    try:
+        message = ClientParameter(name, value=value).to_parameter_msg()
+        serialize_message(message)  # which finds numbers and texts that no message can carry
+        return message
+    except (TypeError, ValueError, AssertionError, OverflowError, SystemError):
+        raise RequestError(
+            f"{shown(name)} is set to {shown(value)}; want true or false, a number, a text, or a list of one kind of "
+            "these.",
+            RefusalCode.BAD_PARAMETER,
+        ) from None

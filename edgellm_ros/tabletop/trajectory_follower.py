@@ -62,7 +62,9 @@ class TrajectoryFollower:
             if not stamp:
                 raise _refusal("none of its points is after its start; give each a time_from_start above 0.")
             late = (now - int(due[-1])) / NANOSECONDS
-            raise _refusal(f"all of its {past} points are past, the last by {late:.3f} s; compare the clocks.")
+            raise _refusal(
+                f"all of its {past} points are past, the last by {late:.3f} s; compare the clocks, or send it sooner."
+            )
         self._due = np.concatenate([[now], due[past:]])
         self._rows = np.concatenate([here[None], rows[past:]])
         return past

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from policy_checkpoints import reference
 
+from edgellm_ros.backends.fake import FakeScript, write_fake_engine_directory
 from edgellm_ros.builder.build import build_engine
 from edgellm_ros.cli import act
 from edgellm_ros.cli.main import main
@@ -30,6 +31,13 @@ def observed(**changes):
     images = {name: ARRAYS[f"image_{name}"] for name in ROW["cameras"]}
     found = {"state": ARRAYS["all_state"], **images, **changes}
     return {name: array for name, array in found.items() if array is not None}
+
+
+def test_an_engine_directory_without_a_policy_is_one_sentence(tmp_path, capsys):
+    path = write_fake_engine_directory(tmp_path / "engine", FakeScript(["a"]))
+    np.savez(tmp_path / "observation.npz", **observed())
+    assert main(["act", str(path), "--observation", str(tmp_path / "observation.npz"), "--task", "go"]) == 2
+    assert capsys.readouterr().err.endswith("engine holds no policy; want an engine directory built from one.\n")
 
 
 def npy(header, data=b"\0" * 64):

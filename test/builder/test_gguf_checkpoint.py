@@ -321,6 +321,24 @@ def test_bad_tensors_are_named(model, tmp_path, shape, kind, data, said):
     assert "blk.0.attn_norm.weight" in sentence
 
 
+def test_a_sentencepiece_token_of_endless_length_is_refused_at_once(model, tmp_path):
+    _, config, tensors = model
+    file = llama_gguf(config, tensors)
+    tokens = [*file.metadata["tokenizer.ggml.tokens"][:-1], "x" * 4_000_000]
+    file.metadata |= {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [-1.0] * len(tokens),
+    }
+    with pytest.raises(CheckpointError, match="a token of 4000000 characters; want at most"):
+        build_engine(file.write(tmp_path / "m.gguf"), tmp_path / "engine", limits=LIMITS)
+
+
+def test_lists_that_are_long_together_are_refused(tmp_path):
+    file = GGUFBytes({f"list{index}": [0] * (1 << 20) for index in range(5)})
+    assert "'list4' claims 1048576 elements" in refusal(file.write(tmp_path / "m.gguf"))
+
+
 def test_tensors_that_share_bytes_are_refused(model, tmp_path):
     _, config, tensors = model
     file = llama_gguf(config, tensors)

@@ -232,6 +232,13 @@ def test_damaged_json_names_the_file(folder, tmp_path, name, content):
     assert name in refusal(folder, tmp_path)
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors.index.json"])
+def test_json_of_many_megabytes_is_refused_before_it_is_read(folder, tmp_path, name):
+    with (folder / name).open("wb") as file:
+        file.truncate(17 << 20)
+    assert "bytes; want at most" in (sentence := refusal(folder, tmp_path)) and name in sentence
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
 def test_a_key_that_occurs_twice_is_refused(folder, tmp_path, name):
     content = (folder / name).read_text().rstrip().removesuffix("}") + ', "rope_theta": 1.0, "rope_theta": 2.0}'

@@ -31,6 +31,7 @@ def demo(cache):
             env={**os.environ, "XDG_CACHE_HOME": str(cache)},
             capture_output=True,
             text=True,
+            errors="surrogateescape",
             timeout=DEADLINE,
             check=False,
         )
@@ -45,6 +46,9 @@ def test_a_reader_asks_changes_parameters_and_begins_anew(demo):
         "what is on the table?",
         "set visual_pruner.reduction_ratio 5",
         "set action.noise_seed",
+        "set action.noise_speed 1",
+        "set generation.seed 99999999999999999999",
+        "how many \udcff cubes?",
         "reset x",
         "reset 7",
         "",
@@ -57,6 +61,8 @@ def test_a_reader_asks_changes_parameters_and_begins_anew(demo):
     assert re.search(r"\d+ tokens, time to first token \d+ ms, pruner off", said), said
     assert re.search(r"pruner applied: kept (\d+) of \d+ visual tokens", said)
     assert "visual_pruner.reduction_ratio" in said and "0.999" in said
+    assert "There is no parameter 'action.noise_speed'" in said and "'generation.seed' is set to 9999" in said
+    assert len(re.findall(r"time to first token", said)) == 3
     assert "'action.noise_seed' sets no parameter" in said and "The seed is 'x'" in said
     assert 'Scene 7. Its task: "push the cyan cube to the bottom"' in said
     assert re.search(
@@ -72,11 +78,16 @@ def test_a_task_that_is_no_scene_s_own_is_done_without_a_judge_and_a_noise_seed_
     assert "seed 7 of the last" in result.stdout and "one." not in result.stdout
 
 
+def test_a_question_of_bytes_that_are_no_text_is_answered_all_the_same(demo):
+    result = demo("--task", "what is on the table \udcff?")
+    assert result.returncode == 0 and "time to first token" in result.stdout, result.stdout + result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--speed", "0"], "real_time_factor is '0.0'; want a number from 0.05 to 50"),
-        (["--seed", "-1"], "seed is '-1'; want a whole number from 0"),
+        (["--speed", "0"], "--speed is 0.0; want 0.05 to 50"),
+        (["--seed", "-1"], "--seed is -1; want 0 to 2147483647"),
         (["--set", "action.noise_seed"], "sets no parameter; want NAME=VALUE"),
         (["--domain", "500"], "want 0 to 101"),
     ],

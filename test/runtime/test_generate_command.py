@@ -207,6 +207,7 @@ def test_tool_calls_and_reasoning_are_printed_apart(tmp_path, capsys):
     [
         (("--json-schema", "/nowhere"), "--json-schema /nowhere cannot be read"),
         (("--tools", "BAD"), "is not JSON"),
+        (("--tools", "/nowhere"), "--tools /nowhere cannot be read (No such file or directory); check the path."),
         (("--tools", "OBJECT"), "is no list"),
         (("--regex", "("), "unclosed group"),
     ],

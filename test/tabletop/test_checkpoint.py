@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -59,3 +60,70 @@ def test_the_tokenizer_knows_the_tabletops_words():
     tokenizer = Tokenizer.from_directory(FOLDER / "vlm")
     ids = tokenizer.encode("pick up the purple ring and put it on the orange disc\n")
     assert len(ids) == 13
+
+
+CARD = (FOLDER / "README.md").read_text("utf-8")
+CASES = {
+    "as above": ("tabletop", "10 denoise steps, 1 thread"),
+    "150 ms late, `replace`": ("tabletop 150 ms late, replace", ""),
+    "150 ms late, `blend` over 3 actions": ("tabletop 150 ms late, blend 3", ""),
+    "150 ms late, `rtc` over 3 actions": ("tabletop 150 ms late, rtc 3", ""),
+    "150 ms late, `blend` over 8 actions": ("tabletop 150 ms late, blend 8", ""),
+    "5 denoise steps": ("tabletop 5 denoise steps", "5 denoise steps, 1 thread"),
+    "2 denoise steps": ("tabletop 2 denoise steps", "2 denoise steps, 1 thread"),
+    "1 denoise step": ("tabletop 1 denoise step", "1 denoise step, 1 thread"),
+    "pruner 0.25": ("tabletop pruner 0.25", "pruner 0.25, 1 thread"),
+    "pruner 0.5": ("tabletop pruner 0.5", "pruner 0.5, 1 thread"),
+}
+CONTROLS = {
+    "doing nothing": "no_op",
+    "wandering joints": "random",
+    "the policy with the prompt of another episode": "shuffled_prompts",
+    "the policy with black pictures": "black_cameras",
+}
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[tuple[str, str], float]:
+    rows = json.loads(
+        (Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "cpu-tabletop.json").read_text("utf-8")
+    )
+    return {(row["case"], row["metric"]): row["ours"] for row in rows}
+
+
+def cells(label: str) -> list[str]:
+    (line,) = [line for line in CARD.splitlines() if line.startswith(f"| {label} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+@pytest.mark.parametrize("label", CASES)
+def test_what_the_card_says_of_a_case_is_in_the_results(label, figures):
+    case, chunk = CASES[label]
+    success, jerk, latency = cells(label)
+    share = figures[case, "success_rate"]
+    answers = figures.get((case, "answer_accuracy"))
+    told = f"{100 * share:.1f} %" + (f", answers {100 * answers:.1f} % of 200" if answers is not None else "")
+    assert (success, jerk) == (told, f"{figures[case, 'jerk seams']:.0f}")
+    assert latency == (f"{figures[f'tabletop chunk, {chunk}', 'chunk_latency median of 60']:.1f} ms" if chunk else "")
+
+
+@pytest.mark.parametrize("label", CONTROLS)
+def test_what_the_card_says_of_a_control_is_in_the_results(label, figures):
+    value = figures["tabletop held out and questions", f"success_rate control {CONTROLS[label]}"]
+    assert cells(label) == [f"{100 * value:.0f} %"]
+
+
+@pytest.mark.parametrize(
+    ("label", "case", "metric"),
+    [
+        ("all motion tasks, seen combinations", "tabletop", "success_rate"),
+        ("touch", "tabletop", "success_rate touch"),
+        ("pick up and put on", "tabletop", "success_rate put"),
+        ("held-out combinations", "tabletop held out and questions", "success_rate held out"),
+        ("questions: list, count, colour, where", "tabletop held out and questions", "answer_accuracy"),
+    ],
+)
+def test_what_the_card_counts_is_in_the_results(label, case, metric, figures):
+    right, of, share = cells(label)
+    assert round(figures[case, metric] * int(of)) == int(right)
+    assert float(share.partition(" ")[0]) == pytest.approx(100 * figures[case, metric], abs=0.05)

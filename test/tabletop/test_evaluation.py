@@ -52,6 +52,14 @@ def test_the_wandering_policy_repeats_with_its_seed():
     assert not still.any()
 
 
+def test_doing_nothing_and_wandering_stand_beside_every_result_and_fail(engine, capsys):
+    command = ["tabletop-eval", "--engine-dir", str(engine), "--episodes", "1", "--held-out", "0", "--questions", "0"]
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["controls"] == {"no_op": 0.0, "random": 0.0}
+    assert main([*command, "--controls", "0", "--json"]) == 0
+    assert "controls" not in json.loads(capsys.readouterr().out)
+
+
 @pytest.mark.parametrize("count", [1, 2, 60])
 def test_a_shuffled_prompt_is_never_the_episode_s_own(count):
     episodes = [draw_episode(seed) for seed in range(count)]
@@ -129,6 +137,8 @@ def test_what_acts_knows_nothing_of_the_world(part):
         (["--latency", "nan"], "--latency is nan"),
         (["--pruner", "1"], "--pruner is 1"),
         (["--node", "--latency", "5"], "not for --node"),
+        (["--domain", "5"], "--domain is given without --node"),
+        (["--engine-dir", "somewhere", "--precision", "int8"], "leave one of them out"),
     ],
 )
 def test_numbers_out_of_range_are_refused_by_name(arguments, named, capsys):
