@@ -203,16 +203,19 @@ class PolicyRun:
         action = settings.action
         begun = time.perf_counter()
         chunking, committed = self._guidance(observation.stamp, action.splice, action.blend_steps, action.fixed_delay)
-        chunk = self._host.compute(
-            observation,
-            self._request.prompt,
-            action,
-            chunking=chunking,
-            committed=committed,
-            pruner=settings.visual_pruner,
-            cancelled=lambda: self._handle.cancelled,
-            on_text=lambda text: publish_piece(self._request, self._outputs, text),
-        )
+        try:
+            chunk = self._host.compute(
+                observation,
+                self._request.prompt,
+                action,
+                chunking=chunking,
+                committed=committed,
+                pruner=settings.visual_pruner,
+                cancelled=lambda: self._handle.cancelled,
+                on_text=lambda text: publish_piece(self._request, self._outputs, text),
+            )
+        finally:
+            self._request.seed = self._host.seed  # a report names it though nothing came of the chunk
         if chunk is None:
             return None
         self._latencies = [*self._latencies[1 - _LATENCIES :], (self._clock() - observation.stamp) / NANOSECONDS]
@@ -220,7 +223,7 @@ class PolicyRun:
         outcome = self._motion.follow(chunk, _motion_settings(settings), self._clock(), epoch, position)
         refusal = outcome if isinstance(outcome, Refusal) else None
         if refusal is None:
-            self._request.seed, self._said = chunk.seed, chunk.reasoning
+            self._said = chunk.reasoning
             self._chunks += 1
             self._request.details |= {
                 "chunks": self._chunks,

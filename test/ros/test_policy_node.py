@@ -190,9 +190,10 @@ def _show_parts(robot, names, values, stamp, break_it):
 
 
 def test_a_chunk_beyond_a_limit_holds_the_robot_and_says_which_joint(start):
-    bench, robot = start({"safety.upper": [100.0, -100.0, 100.0, 100.0]})
+    bench, robot = start({"safety.upper": [100.0, -100.0, 100.0, 100.0], "action.noise_mode": "fixed"})
     show(bench, robot)
     (report,) = bench.ask(TASK)
+    assert report["seed"] == "5"
     assert "lift" in report["refusal"] and "above its upper limit" in report["refusal"]
     bench.wait(lambda: robot.trajectories, "the hold arrives")
     assert not robot.trajectories[0].points and not robot.chunks
