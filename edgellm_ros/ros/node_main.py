@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 EXIT_LIMIT = 1.8  # s from a signal to the end of the process
@@ -38,7 +39,8 @@ class StopSignal:
         timer = threading.Timer(EXIT_LIMIT, self._force)
         timer.daemon = True
         timer.start()
-        self.wake()
+        with suppress(Exception):  # the main thread may have seen it already and closed what would be woken
+            self.wake()
 
     def _force(self) -> None:
         # The main thread is inside a call that does not return: an engine being loaded, or one that hangs.

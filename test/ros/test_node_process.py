@@ -207,3 +207,18 @@ def test_a_subscriber_that_is_killed_does_not_end_the_answer(start: Callable[...
         listener.kill()
     bench.wait(lambda: bench.client.responses and bench.client.reports, "the answer is whole")
     assert bench.client.responses == ["x" * 150]
+
+
+def test_a_signal_is_no_traceback_where_the_executor_has_closed_already() -> None:
+    code = """
+import os, signal, threading
+from edgellm_ros.ros.node_main import StopSignal
+stop = StopSignal()
+stop.wake = lambda: None.trigger()
+(waiting,) = [thread for thread in threading.enumerate() if thread.name == "edgellm-signals"]
+os.kill(os.getpid(), signal.SIGTERM)
+waiting.join()
+assert stop
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
