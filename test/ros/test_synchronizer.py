@@ -49,6 +49,14 @@ def test_frames_pair_by_observation_stamp_whatever_the_order_of_arrival():
     assert payloads(synchronizer.select(at(0.25), **RULE)) == ["a at 0.1", "b at 0.11"]
 
 
+@pytest.mark.parametrize(("apart", "paired"), [(0.0, True), (0.05, True), (0.051, False), (0.09, False)])
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_frames_belong_together_up_to_the_slop_and_not_beyond(apart, paired, first):
+    other = "b" if first == "a" else "a"
+    found = filled("ab", (first, 0.0), (other, apart), now=apart).select(at(apart), **RULE)
+    assert isinstance(found, FrameSet) == paired
+
+
 def test_a_camera_200_ms_late_is_refused_or_paired_with_older_frames():
     """SYN-1."""
     late = filled("ab", ("a", 1.0), ("b", 0.8))
