@@ -119,6 +119,12 @@ def test_a_clock_that_jumps_back_forgets_all_and_work_resumes_with_one_frame():
     assert synchronizer.add(frame("a", 0.1), at(0.11)) is FrameEvent.TAKEN
 
 
+def test_a_jump_is_told_even_where_the_first_frame_behind_it_is_turned_away():
+    synchronizer = filled("a", ("a", 100.0))
+    events = [synchronizer.add(Frame("a", stamp, ""), at(40.0)) for stamp in (0, at(90.0), at(40.0), at(40.1))]
+    assert events == [FrameEvent.ZERO_STAMP, FrameEvent.FUTURE_STAMP, FrameEvent.CLOCK_JUMP, FrameEvent.TAKEN]
+
+
 def test_frames_of_the_other_cameras_do_not_outlive_a_jump_of_the_clock():
     """SYN-3."""
     synchronizer = filled("ab", ("a", 60.0), ("b", 60.0))
