@@ -95,6 +95,7 @@ setup(
         "build": ["onnx>=1.19,<2", "ml_dtypes>=0.5", "safetensors>=0.4", "gguf>=0.17"],
         "openvino": ["openvino>=2026.2"],
         "guided": ["llguidance>=1.9,<2"],
+        "replay": ["rosbags>=0.11"],
         "test": ["pytest>=8,<9", "pytest-timeout", "pytest-xdist", "hypothesis", "rosbags>=0.11", "psutil"],
         "bench": ["psutil", "transformers>=5,<6"],
     },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import statistics
 import subprocess
 import sys
@@ -18,13 +19,17 @@ import numpy as np
 from edgellm_ros.action.noise import standard_normal
 from edgellm_ros.action.observation import Observation
 from edgellm_ros.action.policy_runtime import PolicyRuntime
+from edgellm_ros.backends.base import Backend
+from edgellm_ros.backends.cpu import CPUBackend
 from edgellm_ros.backends.cuda.backend import CUDABackend
+from edgellm_ros.errors import EdgeLLMError
 
 from .policy_shapes import POLICY_SHAPES, PolicyShape, build_policy
 
 PARTS = ("images", "vision", "prefix", "denoise")
 WARM, OBSERVATIONS = 4, 4
 LEAST_COSINE = 0.999
+CPU = "cpu"  # instead of a library of GPUs: everything but the GPU itself is tried
 
 
 @dataclass
@@ -40,9 +45,9 @@ class ChunkTimes:
     moved_cosines: list[float] = field(default_factory=list)  # of what denoising adds to the noise
 
 
-def open_backend(library: str) -> CUDABackend:
-    """The GPU that this machine has."""
-    return CUDABackend(library)
+def open_backend(library: str) -> Backend:
+    """The GPU that this machine has, or its CPU."""
+    return CPUBackend() if library == CPU else CUDABackend(library)
 
 
 def _observation(runtime: PolicyRuntime, shape: PolicyShape, seed: int) -> Observation:
@@ -72,7 +77,7 @@ def measure_chunks(directory: Path, shape: PolicyShape, library: str, chunks: in
         times.facts = {
             "model": manifest.family, "views": len(manifest.seen_cameras), "resolution": list(manifest.image_size),
             "prefix_tokens": runtime.prefix_length, "horizon": manifest.rows, "steps": manifest.denoise_steps,
-            "backend": backend.name, "nodes": recordings.nodes(),
+            "backend": backend.name, "library": library, "nodes": recordings.nodes(),
         }  # fmt: skip
     backend.close()
     return times
@@ -151,7 +156,7 @@ def rows_of(times: ChunkTimes, shape: PolicyShape, precision: str) -> list[dict[
 def failures_of(times: ChunkTimes, name: str) -> list[str]:
     """What does not hold: the loop is recorded, and half precision stays near."""
     found = []
-    if not isinstance(times.recorded.get("recorded.denoise"), int):
+    if times.facts.get("library") != CPU and not isinstance(times.recorded.get("recorded.denoise"), int):
         found.append(f"{name}: the denoise loop is not recorded: {times.recorded}")
     if times.cosines and not min(times.cosines) >= LEAST_COSINE:
         found.append(f"{name}: a cosine with float32 is {min(times.cosines):.6f}; want at least {LEAST_COSINE}")
@@ -174,7 +179,12 @@ def _arguments(given: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu policies", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(POLICY_SHAPES)}; all where none is")
     parser.add_argument("--models", type=Path, default=Path("benchmarks/.cache/gpu"), help="where engines are built")
-    parser.add_argument("--library", choices=["onnxruntime", "tensorrt"], default="onnxruntime")
+    parser.add_argument(
+        "--library",
+        choices=["onnxruntime", "tensorrt", CPU],
+        default="onnxruntime",
+        help="cpu, with --tiny, tries everything but the GPU",
+    )
     parser.add_argument("--lowering", help="onnxruntime, or tensorrt_legacy with the library tensorrt")
     parser.add_argument("--precision", default="fp16")
     parser.add_argument("--chunks", type=int, default=50)
@@ -243,11 +253,13 @@ def _child(arguments: argparse.Namespace, name: str) -> ChunkTimes | str:
     return ChunkTimes(**json.loads(found.stdout.strip().splitlines()[-1]))
 
 
-def machine() -> Mapping[str, Any]:
+def machine(library: str) -> Mapping[str, Any]:
     """Device and versions, for every row."""
+    if library == CPU:
+        return {"device": platform.machine(), "versions": {"python": platform.python_version()}}
     from .__main__ import start_report
 
-    report = start_report("onnxruntime")
+    report = start_report(library)
     return {"device": report.device, "versions": report.versions}
 
 
@@ -261,10 +273,14 @@ def main(given: list[str]) -> int:
     if arguments.one:
         print(json.dumps(asdict(one(arguments))))
         return 0
+    try:
+        facts = machine(arguments.library)  # before anything is built, since that takes minutes
+    except EdgeLLMError as error:
+        print(f"FAILED {error}", flush=True)
+        return 1
     build_all(arguments)
     rows: list[dict[str, Any]] = []
     failed: list[str] = []
-    facts = machine()
     for name in arguments.names:
         times = _child(arguments, name)
         if isinstance(times, str):

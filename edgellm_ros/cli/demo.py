@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import EdgeLLMError, RequestError
 from ..json_values import shown
-from .demo_terminal import Interrupts, assignment, columns, end_for_sure, read_line, seed_of, show_progress
+from .assignment import assignment
+from .demo_terminal import Interrupts, columns, end_for_sure, read_line, seed_of, show_progress
 from .engine_cache import TABLETOP, build_tabletop, cached_engine_directory
 from .node_session import (
     LAST_DOMAIN,

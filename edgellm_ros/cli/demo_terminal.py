@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
 
 from ..errors import RequestError
 from ..json_values import shown
@@ -40,23 +39,6 @@ def seed_of(text: str) -> int:
     if not text.isdecimal():
         raise RequestError(f"The seed is {shown(text)}; want a whole number from 0 on.")
     return int(text)
-
-
-def assignment(text: str) -> tuple[str, Any]:
-    """``name=value`` with the value as YAML reads it.
-
-    :raises RequestError: it is none.
-    """
-    import yaml
-
-    name, equals, value = text.partition("=")
-    try:
-        found = yaml.safe_load(value)
-    except (yaml.YAMLError, ValueError, RecursionError):  # of a date that is none, and of brackets without end
-        found = None
-    if not equals or not name.strip() or found is None:
-        raise RequestError(f"{shown(text)} sets no parameter; want NAME=VALUE, such as action.noise_seed=7.")
-    return name.strip(), found
 
 
 def columns() -> int:

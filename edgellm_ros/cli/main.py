@@ -19,6 +19,7 @@ COMMANDS = {
     "generate": ("generate", "answer one prompt, streamed to the terminal"),
     "act": ("act", "compute one action chunk from a stored observation"),
     "perplexity": ("perplexity", "measure how well an engine directory predicts a text"),
+    "replay": ("replay", "play a recording to the node and compare what it says and does with an earlier time"),
     "tabletop-eval": ("tabletop_eval", "measure the tabletop's policy in closed loop"),
     "demo": ("demo", "act and answer in a small simulated world, through the node and its topics"),
     "demo-text": ("demo_text", "start the node, publish a prompt and print the streamed answer"),

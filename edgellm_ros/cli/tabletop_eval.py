@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _SPLICES = ("replace", "blend", "ensemble", "rtc")
 _LARGEST = 1_000_000
+BASELINES = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--questions", type=int, default=60, metavar="N", help="questions (default: %(default)s)")
     parser.add_argument(
-        "--controls", type=int, default=0, metavar="N", help="episodes of each baseline and control (default: none)"
+        "--controls",
+        type=int,
+        metavar="N",
+        help="episodes of each control: doing nothing, wandering, another's prompt, black pictures "
+        f"(default: {BASELINES} of the first two)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the first episode (default: %(default)s)")
     parser.add_argument(
@@ -101,11 +106,13 @@ def _settings(arguments: argparse.Namespace) -> EvaluationSettings:
     from ..tabletop.timed_episodes import Timing
     from ..vision.pruner import VisualPrunerConfig
 
-    counts = {name: getattr(arguments, name) for name in ("episodes", "questions", "controls", "seed")}
+    counts = {name: getattr(arguments, name) for name in ("episodes", "questions", "seed")}
+    counts["controls"] = arguments.controls or 0
+    counts["baselines"] = min(BASELINES, arguments.episodes) if arguments.controls is None else arguments.controls
     counts["held_out"] = arguments.episodes // 2 if arguments.held_out is None else arguments.held_out
     ranges = {**dict.fromkeys(counts, (0, _LARGEST)), "execute_steps": (1, 16), "blend_steps": (1, 4096)}
     for name, (least, most) in ranges.items():
-        value = counts.get(name, getattr(arguments, name))
+        value = counts[name] if name in counts else getattr(arguments, name)
         if not least <= value <= most:
             raise RequestError(f"--{name.replace('_', '-')} is {value}; want {least} to {most}.")
     if not 0 <= arguments.latency <= 900:

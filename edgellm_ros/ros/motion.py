@@ -53,7 +53,7 @@ class Motion:
         self._counts: Counter[str] = Counter()
         self.timeline = ChunkTimeline()
         self._held = True
-        self._starved = False  # and said so; a robot that nobody held may still be told to
+        self._ended = False  # the plan came to its end without a hold, and nobody needs to be told of it any more
 
     @property
     def epoch(self) -> int:
@@ -75,7 +75,8 @@ class Motion:
     def begin(self, timeline: ChunkTimeline, now: int = 0) -> int:
         """Go on under these rules, joined to what is followed at ``now``; returns the epoch of the chunks to come."""
         with self._lock:
-            if self.timeline.running(now):
+            self._ended = not self.timeline.running(now)
+            if not self._ended:
                 timeline.take_over(self.timeline)
             self.timeline = timeline
             self._epoch += 1
@@ -126,7 +127,7 @@ class Motion:
                 refusal = error.refusal
             else:
                 self._counts["followed"] += 1
-                self._held = self._starved = False
+                self._held = self._ended = False
                 self._outputs.publish_plan(chunk, plan)
                 return plan
         self._on_stop(refusal)
@@ -164,10 +165,10 @@ class Motion:
     def watch(self, now: int, *, hold: bool) -> bool:
         """Stop a robot whose plan ended with no fresh chunk to follow; True when that was so."""
         with self._lock:
-            if self._held or self._starved or self.timeline.running(now):
+            if self._held or self._ended or self.timeline.running(now):
                 return False
             self._counts["starved"] += 1
-            self._starved = True
+            self._ended = True
             last = self.timeline.plan
             if hold:
                 self._hold(now)

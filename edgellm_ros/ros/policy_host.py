@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..action.noise import NoiseMode, NoiseSeeds
-from ..action.policy_manifest import ACTION_DIRECTORY, POLICY_FILE, PolicyManifest
+from ..action.policy_manifest import ACTION_DIRECTORY, POLICY_FILE, ActionMeaning, PolicyManifest
 from ..errors import PolicyError
 from ..vision.pruner import PruningOutcome
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ..action.policy_runtime import PolicyRuntime
     from ..action.solver import RealTimeChunking
     from .parameters import ActionSettings, PrunerSettings, SafetySettings, Settings
+
+
+JOINT_UNITS = ("rad", "m", "1")
 
 
 def has_policy(directory: Path) -> bool:
@@ -34,6 +37,7 @@ class PolicyHost:
     runtime: PolicyRuntime
     seeds: NoiseSeeds
     joint_names: tuple[str, ...]
+    seed: int | None = None  # of the last chunk, whatever became of it
 
     @classmethod
     def load(cls, directory: Path, settings: Settings) -> PolicyHost:
@@ -96,11 +100,12 @@ class PolicyHost:
         A pruner that is on but not for actions is left out, and the chunk says so.
         """
         self.seeds.base, self.seeds.mode = settings.noise_seed, NoiseMode(settings.noise_mode)
+        self.seed = self.seeds.next(observation.stamp)
         for_actions = pruner is not None and pruner.allow_with_actions
         chunk = self.runtime.compute(
             observation,
             task,
-            noise_seed=self.seeds.next(observation.stamp),
+            noise_seed=self.seed,
             denoise_steps=settings.denoise_steps,
             chunking=chunking,
             committed=committed,
@@ -120,8 +125,18 @@ class PolicyHost:
 def check_settings(
     manifest: PolicyManifest, action: ActionSettings, safety: SafetySettings, joint_names: tuple[str, ...]
 ) -> None:
-    """:raises PolicyError: names or limits are not one for each dimension of an action, or steps are too many."""
+    """:raises PolicyError: names or limits are not one for each dimension of an action, units are not those of joint
+    messages, or steps are too many.
+    """
     width = manifest.action.width
+    if manifest.meaning is ActionMeaning.JOINT_POSITION:
+        for part in (manifest.state, manifest.action):
+            for name, unit in zip(part.names, part.units, strict=True):
+                if unit not in JOINT_UNITS:
+                    raise PolicyError(
+                        f"the policy has {name!r} in {unit!r}; joint_states and action_trajectory carry "
+                        f"{', '.join(JOINT_UNITS)} (a share): build it with statistics and units of these."
+                    )
     if len(joint_names) != width or len(set(joint_names)) != width:
         raise PolicyError(
             f"action.joint_names has {len(joint_names)} names ({len(set(joint_names))} of their own); the policy's "

@@ -52,6 +52,7 @@ MAX_MESSAGE_BYTES = 128 * 1024
 MAX_PARTS = 256  # of a message: each image is processed before it can be seen whether all of them fit
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 50
+LOWEST_TEMPERATURE = 1e-6  # what is drawn below it is the most likely token, and 32 bits end not far from there
 DEFAULT_SEED = 0xED6E5EED20260001
 
 
@@ -65,7 +66,9 @@ class SpecialTokenPolicy(str, Enum):
 
 @dataclass(frozen=True)
 class SamplingParameters:
-    """How one sequence picks its tokens. ``temperature`` 0 or ``top_k`` 1 is greedy; ``top_k`` 0 means no limit."""
+    """How one sequence picks its tokens. ``top_k`` 1 and temperatures below 0.000001 are greedy; ``top_k`` 0 means no
+    limit.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -80,14 +83,14 @@ class SamplingParameters:
         check_number("top_p", self.top_p, 0, 1, above=True)
         check_number("top_k", self.top_k, 0, 1 << 31, integer=True)
         check_number("min_p", self.min_p, 0, 1)
-        check_number("repetition_penalty", self.repetition_penalty, 0, 100, above=True)
+        check_number("repetition_penalty", self.repetition_penalty, 0.01, 100)
         check_number("presence_penalty", self.presence_penalty, -2, 2)
         check_number("frequency_penalty", self.frequency_penalty, -2, 2)
 
     @property
     def greedy(self) -> bool:
         """True when the most likely token is always taken."""
-        return self.temperature == 0 or self.top_k == 1
+        return self.temperature < LOWEST_TEMPERATURE or self.top_k == 1
 
 
 _LIST = of_kind((list, tuple), "a list")

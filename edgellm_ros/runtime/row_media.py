@@ -26,7 +26,8 @@ class RowMedia:
         self._media: list[PromptMedia | None] = [None] * rows
         self.offsets = np.zeros(rows, np.int32)  # of each row: position of a generated token, less its index
         self.encode: Encode | None = None  # the tower, where there is one
-        self._planes = [name for name in tensors.bound if name.startswith(DEEPSTACK)]
+        count = sum(name.startswith(DEEPSTACK) for name in tensors.bound)
+        self._planes = [f"{DEEPSTACK}{index}" for index in range(count)]  # in the order of the tower's
         self._dirty = False  # the planes hold something of an image
 
     def start(self, row: int, media: PromptMedia | None) -> None:

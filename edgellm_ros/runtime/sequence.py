@@ -101,7 +101,7 @@ class Sequence:
         """What the sampler needs to know."""
         sampling = self.seed.sampling
         return SamplingRow(
-            temperature=float(sampling.temperature),
+            temperature=0.0 if sampling.greedy else float(sampling.temperature),
             top_k=sampling.top_k,
             top_p=float(sampling.top_p),
             min_p=float(sampling.min_p),

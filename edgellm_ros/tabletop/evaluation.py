@@ -35,7 +35,8 @@ class EvaluationSettings:
     episodes: int = 300
     held_out: int = 150
     questions: int = 500
-    controls: int = 0  # episodes of each baseline and each control
+    baselines: int = 0  # episodes of doing nothing, and of wandering
+    controls: int = 0  # episodes of the policy with another's prompt, and with black pictures
     seed: int = 0
     timing: Timing = field(default_factory=Timing)
     denoise_steps: int = 0  # 0: the policy's own
@@ -52,19 +53,38 @@ def evaluate(engine_dir: Path, settings: EvaluationSettings, progress: Progress 
 
     :raises EdgeLLMError: the directory is no engine of a policy, or a setting is refused.
     """
-    seen = [draw_episode(settings.seed + index) for index in range(max(settings.episodes, settings.controls))]
+    seen = _seen(settings, max(settings.episodes, settings.controls))
     unseen = [draw_episode(settings.seed + index, held_out=True) for index in range(settings.held_out)]
-    controls: dict[str, float | None] = {}
     with PolicyRuntime(engine_dir, backend=settings.backend, threads=settings.threads) as runtime:
         policy = EnginePolicy(runtime, denoise_steps=settings.denoise_steps, visual_pruner=settings.pruner)
         won = _run("seen", policy, seen[: settings.episodes], settings, progress)
         found = _run("held out", policy, unseen, settings, progress)
         latencies = list(policy.latencies_ms)
-        if settings.controls:
-            controls = _controls(policy, seen[: settings.controls], settings, progress)
+        controls = _controls(policy, seen[: settings.controls], settings, progress)
+    controls = run_baselines(settings, progress) | controls
     answers = _answers(engine_dir, settings, progress)
     result = {"mode": "in_process", "seed": settings.seed, **summarise(won, found, answers, latencies)}
     return {**result, "controls": controls} if controls else result
+
+
+def run_baselines(settings: EvaluationSettings, progress: Progress = lambda *_: None) -> dict[str, float | None]:
+    """What doing nothing and wandering achieve; empty where they are not asked for."""
+    if not settings.baselines:
+        return {}
+    episodes = _seen(settings, settings.baselines)
+    runs = {
+        "no_op": _run("no-op", Baseline(), episodes, settings, progress),
+        "random": _run("random", Baseline(settings.seed), episodes, settings, progress),
+    }
+    return _shares(runs)
+
+
+def _seen(settings: EvaluationSettings, count: int) -> list[Episode]:
+    return [draw_episode(settings.seed + index) for index in range(count)]
+
+
+def _shares(runs: dict[str, list[Outcome]]) -> dict[str, float | None]:
+    return {name: share([row.success for row in rows]) for name, rows in runs.items()}
 
 
 class Baseline:
@@ -95,15 +115,15 @@ class Baseline:
 def _controls(
     policy: EnginePolicy, episodes: list[Episode], settings: EvaluationSettings, progress: Progress
 ) -> dict[str, float | None]:
-    """What must fail: doing nothing, doing anything, hearing another's task, seeing nothing."""
+    """What must fail: hearing another's task, and seeing nothing."""
+    if not episodes:
+        return {}
     others = [other_task(episode, episodes[(index + 1) % len(episodes)]) for index, episode in enumerate(episodes)]
     runs = {
-        "no_op": _run("no-op", Baseline(), episodes, settings, progress),
-        "random": _run("random", Baseline(settings.seed), episodes, settings, progress),
         "shuffled_prompts": _run("shuffled prompts", policy, episodes, settings, progress, texts=others),
         "black_cameras": _run("black cameras", policy, episodes, settings, progress, blind=True),
     }
-    return {name: share([row.success for row in rows]) for name, rows in runs.items()}
+    return _shares(runs)
 
 
 def other_task(episode: Episode, other: Episode) -> str:

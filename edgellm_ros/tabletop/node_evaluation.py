@@ -8,7 +8,7 @@ import numpy as np
 
 from .client import TabletopClient
 from .episodes import draw_episode
-from .evaluation import EvaluationSettings, Progress
+from .evaluation import EvaluationSettings, Progress, run_baselines
 from .evaluation_summary import Answered, Outcome, summarise
 from .node_episodes import act, answer
 from .questions import draw_question, is_right
@@ -46,4 +46,6 @@ def evaluate_node(
             answers.append(Answered(question.kind.name.lower(), is_right(question, said)))
             progress("questions", len(answers), settings.questions)
         number += 1
-    return {"mode": "node", "seed": settings.seed, **summarise(seen, unseen, answers, latencies)}
+    result = {"mode": "node", "seed": settings.seed, **summarise(seen, unseen, answers, latencies)}
+    controls = run_baselines(settings, progress)
+    return {**result, "controls": controls} if controls else result

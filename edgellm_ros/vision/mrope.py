@@ -14,6 +14,8 @@ import numpy as np
 
 from ..errors import RequestError
 
+FARTHEST = (1 << 24) - 1  # position that a table of 32-bit numbers tells from its neighbours
+
 
 @dataclass(frozen=True)
 class MropePositions:
@@ -51,7 +53,8 @@ def mrope_positions(
     ``token_ids`` [n] with every placeholder expanded; grids int64 [k,3] in the order in which the prompt has them;
     ``seconds_per_patch``: time that a temporal patch of each video spans, where the rule counts seconds.
 
-    :raises RequestError: the prompt holds more or fewer image or video tokens than the grids make.
+    :raises RequestError: the prompt holds more or fewer image or video tokens than the grids make, or takes longer than
+        positions reach.
     """
     length = len(token_ids)
     positions = np.empty((3, length), np.int32)
@@ -78,12 +81,18 @@ def mrope_positions(
         block = np.stack([(axes[0] * step).astype(np.int64), axes[1], axes[2]]).reshape(3, -1)
         positions[:, start:index] = next_position + block
         next_position += int(block.max()) + 1
+    last = next_position + length - index
+    if not last <= FARTHEST:
+        raise RequestError(
+            f"The positions of the prompt reach {last}; want at most {FARTHEST}: let less time pass between the frames "
+            "of a video."
+        )
     positions[:, index:] = next_position + np.arange(length - index)
     for kind, grids in (("image", images), ("video", videos)):
         left = sum(1 for _ in grids)
         if left:
             raise RequestError(f"{left} grids of the {kind}s have no tokens in the prompt; expand each mark.")
-    return MropePositions(positions, next_position + length - index - length)
+    return MropePositions(positions, last - length)
 
 
 _Grid = tuple[int, int, int, float]  # temporal patches, merged rows and columns, positions per temporal patch

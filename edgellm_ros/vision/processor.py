@@ -10,10 +10,12 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from ..errors import EngineDirectoryError, RequestError
+from ..json_values import is_positive, shown
 from .image_plan import ImagePlan, carry_out
 from .processor_settings import ProcessorSettings, read_processor_settings
 
 LARGEST_RATIO = 200  # of the longer side to the shorter
+LONGEST_STEP = 86400  # s from one frame of a video to the next
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class PlannedProcessor(Processor, Protocol):
 
 @dataclass(frozen=True)
 class Video:
-    """Frames uint8 RGB [H,W,3] of equal size in order, and the time from one to the next."""
+    """Frames uint8 RGB [H,W,3] of equal size in order, and the time from one to the next; see ``check_video``."""
 
     frames: Sequence[np.ndarray]
     seconds_per_frame: float = field(default=1.0)
@@ -203,6 +205,8 @@ def check_images(images: Sequence[np.ndarray]) -> None:
     if len(images) == 0:
         raise RequestError("There is no image to process; give at least one.")
     for index, image in enumerate(images):
+        if not isinstance(image, np.ndarray):
+            raise RequestError(f"Image {index} is {type(image).__name__}; want a NumPy array [height, width, 3], RGB.")
         shape = tuple(image.shape)
         if image.dtype != np.uint8 or len(shape) != 3 or shape[2] != 3 or 0 in shape:
             raise RequestError(
@@ -213,6 +217,24 @@ def check_images(images: Sequence[np.ndarray]) -> None:
                 f"An image of {shape[1]} by {shape[0]} pixels has an aspect ratio of "
                 f"{max(shape[:2]) / min(shape[:2]):.1f}; want at most {LARGEST_RATIO}: crop it."
             )
+
+
+def check_video(video: Video) -> None:
+    """Refuse whatever is not frames of one size, with a time between them.
+
+    :raises RequestError: no frames, or of another type, shape or size; a time that is not positive, or beyond a day.
+    """
+    frames, seconds = video.frames, video.seconds_per_frame
+    if not isinstance(frames, list | tuple | np.ndarray):
+        raise RequestError(f"The frames of a video are {type(frames).__name__}; want a list of images.")
+    check_images(frames)
+    sizes = {frame.shape[:2] for frame in frames}
+    if len(sizes) != 1:
+        raise RequestError(f"The frames of a video have {len(sizes)} different sizes; want all alike.")
+    if not is_positive(seconds) or seconds > LONGEST_STEP:
+        raise RequestError(
+            f"A video has {shown(seconds)} seconds per frame; want a positive number up to {LONGEST_STEP}."
+        )
 
 
 def is_line(height: int, width: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,13 @@ import numpy as np
 from ..backends.base import Backend, Tensor
 from ..backends.registry import graph_libraries
 from ..errors import RefusalCode, RequestError
+from .agreement import check_fit, mrope_rule
 from .device_images import DeviceImages
 from .encoder_cache import DEFAULT_BUDGET_BYTES, EncoderCache
 from .image_plan import ImagePlan
 from .media import IMAGE, VIDEO, EncodedMedia, Media, MediaItem
 from .mrope import MropeRule
-from .processor import PlannedProcessor, ProcessedImages, Processor, Video, check_images, open_processor
+from .processor import PlannedProcessor, ProcessedImages, Processor, Video, check_images, check_video, open_processor
 from .processor_settings import LEVELS
 from .tower import PIXELS, Tower
 from .visual_directory import VisualDirectory, open_visual_directory
@@ -64,6 +64,8 @@ class VisionRunner:
         self.processor = processor or open_processor(directory.path)
         self._backend = backend
         self._tower_backend = tower_backend  # where the tower runs, if not where the language model does
+        self._rule = mrope_rule(directory)
+        check_fit(self.processor, directory, WARM_UP_SIZE)
         self.tower = Tower(directory, tower_backend or backend)
         self._device = _device_images(self.processor, directory, tower_backend or backend)
         self.cache = EncoderCache(cache_bytes)
@@ -95,10 +97,14 @@ class VisionRunner:
         """
         start = time.perf_counter()
         kind = VIDEO if isinstance(content, Video) else IMAGE
+        if isinstance(content, Video):
+            check_video(content)
+        else:
+            check_images([content])
         digest = _digest(content)
         shape = () if isinstance(content, Video) else content.shape
         known = self._layouts.get(shape) if shape else None
-        if known is not None and digest in self.cache and content.dtype == np.uint8:  # type: ignore[union-attr]
+        if known is not None and digest in self.cache:
             item = replace(known, content=content, digest=digest)
         else:
             item = self._item(kind, content, digest)
@@ -130,7 +136,6 @@ class VisionRunner:
         if self._device is None or isinstance(content, Video):
             return None
         assert isinstance(self.processor, PlannedProcessor)
-        check_images([content])
         return self.processor.plan(*content.shape[:2])
 
     def _process(self, content: Media) -> ProcessedImages:
@@ -149,18 +154,7 @@ class VisionRunner:
 
     def mrope_rule(self) -> MropeRule | None:
         """How the family counts positions on three axes; None where it has one."""
-        settings, config = self.tower.settings, self.directory.config
-        if not settings.spatial_merge_size:
-            return None
-        vision: Mapping[str, Any] = config.get("vision_config") or {}
-        temporal = settings.model_type == "qwen2_5_vl"
-        return MropeRule(
-            image_token_id=config["image_token_id"],
-            video_token_id=config.get("video_token_id"),
-            merge=settings.spatial_merge_size,
-            tokens_per_second=float(vision.get("tokens_per_second") or 4) if temporal else 0.0,
-            frames_apart=settings.model_type == "qwen3_vl",
-        )
+        return self._rule
 
     def blocks(self, places: list[np.ndarray], length: int) -> tuple[tuple[int, int], ...]:
         """Spans of a prompt of ``length`` whose tokens see each other in both directions."""

@@ -47,14 +47,15 @@ class Tower:
         self._backend = backend
         self._engine = backend.open_engine(directory.graph)
         self._tables: OrderedDict[tuple[int, int], dict[str, Tensor]] = OrderedDict()
-        self.planes = sorted(name for name in self._engine.outputs if name.startswith(_PLANE))
+        self.planes = [f"{_PLANE}{index}" for index in range(self.settings.deepstack_planes)]
         for name, tensor in ((PIXELS, self._engine.inputs.get(PIXELS)), (EMBEDS, self._engine.outputs.get(EMBEDS))):
             if tensor is None:
                 raise EngineDirectoryError(f"{directory.graph} has no {name!r}; build the engine directory again.")
         width = self._engine.outputs[EMBEDS].shape[2]
-        if width != self.settings.hidden_size or len(self.planes) != self.settings.deepstack_planes:
+        planes = {name for name in self._engine.outputs if name.startswith(_PLANE)}
+        if width != self.settings.hidden_size or planes != {*self.planes}:
             raise EngineDirectoryError(
-                f"{directory.graph} gives rows of {width} numbers and {len(self.planes)} planes; config.json tells of "
+                f"{directory.graph} gives rows of {width} numbers and {len(planes)} planes; config.json tells of "
                 f"{self.settings.hidden_size} and {self.settings.deepstack_planes}: build the engine directory again."
             )
 

@@ -17,7 +17,7 @@ from edgellm_ros.action.policy_manifest import Handoff, ImageFit
 from edgellm_ros.action.policy_runtime import PolicyRuntime
 from edgellm_ros.builder.action_families import groot
 from edgellm_ros.builder.build import build_engine
-from edgellm_ros.errors import CheckpointError, RequestError
+from edgellm_ros.errors import CheckpointError, ChunkError, RequestError
 
 FOLDER, ARRAYS, CASES = reference("groot")
 LOWERINGS = ("onnxruntime", "tensorrt", "tensorrt_legacy")
@@ -70,6 +70,16 @@ def test_half_the_bits_stay_near(tmp_path, lowering, precision):
 
 def test_eight_bits_stay_near(tmp_path):
     assert error(build(FOLDER, tmp_path, precision="int8")) < 0.1
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_a_number_that_is_not_finite_is_not_held_within_the_range(engine, monkeypatch, bad):
+    def step(self):
+        self.velocity.write(np.full(self.velocity.shape, bad, np.float32))
+
+    monkeypatch.setattr(context_engines.ContextEngines, "run_step", step)
+    with pytest.raises(ChunkError, match=r"numbers are not finite\); it is dropped"):
+        compute(engine)
 
 
 def test_the_manifest_tells_what_the_files_say(engine):

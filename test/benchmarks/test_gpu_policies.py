@@ -14,6 +14,7 @@ from benchmarks.gpu import policies
 from benchmarks.gpu.policy_shapes import POLICY_SHAPES
 from edgellm_ros.builder.build_plan import plan_build
 from edgellm_ros.builder.random_policy import open_random
+from edgellm_ros.errors import MissingPackageError
 
 VERSION = "8.5.3.1"
 
@@ -22,7 +23,7 @@ VERSION = "8.5.3.1"
 def gpu(monkeypatch):
     """A pretended GPU in place of this machine's, in this process."""
     monkeypatch.setattr(policies, "open_backend", lambda library: pretend_backend(library, VERSION))
-    monkeypatch.setattr(policies, "machine", lambda: {"device": "Pretend GPU", "versions": {}})
+    monkeypatch.setattr(policies, "machine", lambda library: {"device": "Pretend GPU", "versions": {}})
     monkeypatch.setattr(
         "edgellm_ros.builder.tensorrt_build.compile_plan",
         lambda directory, options: compile_pretended(directory, VERSION, options),
@@ -66,6 +67,27 @@ def test_rows_carry_what_they_are_of_and_half_precision_is_compared(gpu, tmp_pat
     }  # fmt: skip
     assert rows["least cosine with float32, chunk"]["ours"] >= policies.LEAST_COSINE
     assert rows["least cosine with float32, what denoising adds"]["ours"] > 0.99
+
+
+def test_the_way_there_is_tried_on_a_machine_without_a_gpu(tmp_path, capfd):
+    """Every process and file of the real run: builders and measurements are processes of their own."""
+    output = tmp_path / "rows.json"
+    given = ["smolvla", "--tiny", "--chunks", "2", "--models", str(tmp_path), "--output", str(output)]
+    assert policies.main([*given, "--library", "cpu"]) == 0, capfd.readouterr().out
+    rows = {row["metric"]: row for row in json.loads(output.read_text())}
+    assert rows["whole chunk"]["backend"] == "onnxruntime" and rows["whole chunk"]["library"] == "cpu"
+    assert rows["whole chunk"]["recorded"] == rows["whole chunk"]["nodes"] == {}
+    assert rows["least cosine with float32, chunk"]["ours"] >= policies.LEAST_COSINE
+
+
+def test_a_machine_without_a_gpu_is_told_before_anything_is_built(tmp_path, capsys, monkeypatch):
+    def absent(library):
+        raise MissingPackageError("the package cuda-python is not installed.")
+
+    monkeypatch.setattr(policies, "machine", absent)
+    assert policies.main(["smolvla", "--tiny", "--models", str(tmp_path / "models")]) == 1
+    assert capsys.readouterr().out == "FAILED the package cuda-python is not installed.\n"
+    assert not (tmp_path / "models").exists()
 
 
 def test_a_loop_that_is_not_recorded_and_a_cosine_too_low_count_as_failed():

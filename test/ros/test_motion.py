@@ -259,6 +259,20 @@ def test_a_clock_that_went_back_under_a_robot_that_holds_begins_anew_as_well(mot
     assert motion.follow(chunk(back), FREE, back + 4 * STEP, motion.epoch).skipped == 0
 
 
+def test_a_task_that_begins_when_the_last_plan_has_ended_does_not_starve_before_its_first_chunk(
+    motion, recorder, stops
+):
+    motion.follow(chunk(), FREE, START, motion.epoch)
+    motion.begin(ChunkTimeline(), START + 90 * STEP)
+    assert not motion.watch(START + 92 * STEP, hold=True) and not stops
+    plan = motion.follow(chunk(START + 91 * STEP), FREE, START + 95 * STEP, motion.epoch)
+    assert plan.skipped == 0 and "hold" not in recorder.said
+    assert motion.watch(START + 200 * STEP, hold=True)
+    motion.begin(ChunkTimeline(), START + 300 * STEP)
+    motion.stop(PAUSE)
+    assert recorder.said.count("hold") == 1  # it holds already
+
+
 def test_a_fixed_delay_makes_the_plan_independent_of_the_clock(motion):
     fixed = MotionSettings(ActionLimits(), fixed_delay=0.1)
     motion.follow(chunk(), fixed, START + 99 * STEP, motion.epoch)

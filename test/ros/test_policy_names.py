@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from edgellm_ros.action.noise import NoiseSeeds
-from edgellm_ros.ros.policy_host import PolicyHost
+from edgellm_ros.action.policy_manifest import ActionMeaning
+from edgellm_ros.errors import PolicyError
+from edgellm_ros.ros.parameters import Settings
+from edgellm_ros.ros.policy_host import PolicyHost, check_settings
 
 
 def host(state, action, joint_names=()):
@@ -32,6 +35,27 @@ def host(state, action, joint_names=()):
 )
 def test_the_state_is_read_under_the_names_that_its_own_numbers_have(state, action, given, wanted):
     assert host(state, action, given).state_names == wanted
+
+
+@pytest.mark.parametrize("part", ["state", "action"])
+@pytest.mark.parametrize("unit", ["deg", "unknown", "", "Rad"])
+def test_positions_in_other_units_than_those_of_joint_messages_are_refused(part, unit):
+    units = {"state": ("rad", "m", "1"), "action": ("rad", "m", "1")}
+    names, settings = ("pan", "rail", "grip"), Settings.from_values({})
+
+    def check(meaning):
+        parts = {key: SimpleNamespace(names=names, units=value, width=3) for key, value in units.items()}
+        check_settings(
+            SimpleNamespace(meaning=meaning, max_denoise_steps=10, **parts), settings.action, settings.safety, names
+        )
+
+    check(ActionMeaning.JOINT_POSITION)
+    units[part] = ("rad", unit, "1")
+    check(ActionMeaning.JOINT_DELTA)
+    with pytest.raises(
+        PolicyError, match=rf"has 'rail' in {unit!r}; joint_states and action_trajectory carry rad, m, 1"
+    ):
+        check(ActionMeaning.JOINT_POSITION)
 
 
 @pytest.mark.parametrize(

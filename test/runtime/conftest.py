@@ -5,13 +5,19 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 import pytest
 from runtime_audit import audit
+from runtime_helpers import SOME, STR_1, answer, edgellm_threads, fake_runtime, outcome, request
+from scheduler_bench import Bench
 
+from edgellm_ros.backends.fake import FakeMode, FakeScript
+from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.rank_model import RankModel
+from edgellm_ros.runtime.request import FinishReason
 from edgellm_ros.runtime.streaming import StreamChannel
 
 _runtimes: WeakSet[Any] = WeakSet()
@@ -50,3 +56,37 @@ def _nothing_is_left_over() -> Iterator[None]:
         waiting = [channel for channel in list(_channels) if not channel.finished]
     _channels.clear()
     assert not waiting, f"{len(waiting)} channels never got their last chunk"
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
+    before = edgellm_threads()
+    made: list[Bench] = []
+
+    def make(script: FakeScript | None = None, limits: dict[str, int] | None = None, **config: Any) -> Bench:
+        made.append(Bench(tmp_path / f"engine{len(made)}", script, limits, **config))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.__exit__()
+    assert edgellm_threads() <= before
+
+
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLMInferenceRuntime]:
+    with fake_runtime(tmp_path_factory.mktemp("seeded") / "engine", FakeScript(mode=FakeMode.SEEDED)) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLMInferenceRuntime]:
+    script = FakeScript(answers=[STR_1])
+    with fake_runtime(tmp_path_factory.mktemp("scripted") / "engine", script, prefill_chunk=8) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+def alone(seeded: LLMInferenceRuntime) -> list[tuple[list[int], str, FinishReason]]:
+    """Every one of SOME by itself."""
+    return [outcome(answer(seeded, request(entry))) for entry in SOME]

@@ -95,3 +95,13 @@ def stepped(runtime: LLMInferenceRuntime, asked: LLMGenerationRequest, before_st
 
 def edgellm_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("edgellm")}
+
+
+STR_1 = "é e\u0301x ďábelské A 世ab 삼겹살 👩‍👩‍👧 🏳️‍🌈 🇪🇸"
+DRAWN = SamplingParameters(temperature=1.3, top_k=40, top_p=0.95)
+SOME = [
+    item("first", sampling=DRAWN, sampling_seed=11, max_generate_length=12),
+    item("second one", sampling=DRAWN, sampling_seed=12, max_generate_length=40, stop_strings=("e", "th")),
+    item("third, longer than the others", max_generate_length=25),
+    item("fourth", sampling=DRAWN, sampling_seed=13, max_generate_length=60),
+]

@@ -7,7 +7,7 @@ import threading
 import pytest
 from runtime_helpers import WAIT, answer, drain, fake_runtime, item, outcome, request, stepped
 
-from edgellm_ros.backends.fake import FakeMode, FakeScript, Fault
+from edgellm_ros.backends.fake import FakeScript, Fault
 from edgellm_ros.errors import RefusalCode
 from edgellm_ros.runtime.boundary import AdmitDecision
 from edgellm_ros.runtime.request import FinishReason, LLMGenerationResponse
@@ -15,12 +15,6 @@ from edgellm_ros.runtime.scheduler import RequestEngine, RequestEngineConfig
 from edgellm_ros.runtime.scheduler_config import BatchCompatibility
 from edgellm_ros.runtime.session import GenerationSession
 from edgellm_ros.runtime.streaming import StreamChannel
-
-
-@pytest.fixture(scope="module")
-def seeded(tmp_path_factory):
-    with fake_runtime(tmp_path_factory.mktemp("seeded") / "engine", FakeScript(mode=FakeMode.SEEDED)) as runtime:
-        yield runtime
 
 
 def watched_batches(runtime, monkeypatch) -> list[int]:

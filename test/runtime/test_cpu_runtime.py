@@ -153,3 +153,24 @@ def test_description_names_what_runs(runtime):
     described = runtime.describe()
     assert described["backend"] == "onnxruntime" and described["max_kv_cache_capacity"] == 96
     assert described["memory"]["caches"] > 0
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"temperature": 5e-324}, {"temperature": 1e-45}, {"temperature": 1e-6}, {"temperature": 100}, {"top_p": 5e-324},
+        {"min_p": 1}, {"min_p": 5e-324}, {"top_k": 1 << 31}, {"repetition_penalty": 0.01}, {"repetition_penalty": 100},
+        {"temperature": 1e-6, "repetition_penalty": 0.01, "top_p": 5e-324, "min_p": 1, "presence_penalty": -2},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_the_ends_of_every_range_can_be_drawn_with(runtime, extreme):
+    """A number that 32 bits do not hold would look like an engine that fails."""
+    asked = request(
+        item("hi", sampling=SamplingParameters(**{"temperature": 1.0, **extreme}), ignore_eos=True),
+        max_generate_length=5, num_logprobs=3,
+    )  # fmt: skip
+    response = answer(runtime, asked)
+    assert response.finish_reasons == [FinishReason.LENGTH]
+    assert all(entry.logprob <= 0 for row in response.logprobs[0] for entry in row)

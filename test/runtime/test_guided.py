@@ -12,11 +12,13 @@ from tokenizers_for_tests import CHATML_TOKENS, byte_level
 
 from edgellm_ros.backends.fake import FakeMode, FakeScript
 from edgellm_ros.errors import MissingPackageError, RefusalCode, RequestError
+from edgellm_ros.runtime.boundary import SlotSeed
 from edgellm_ros.runtime.guide_grammar import MAX_GUIDE_BYTES, Guide, GuideKind
 from edgellm_ros.runtime.guided import GuideCompiler
 from edgellm_ros.runtime.reasoning import ReasoningRules
 from edgellm_ros.runtime.request import FinishReason, LLMGenerationResponse, Request, SamplingParameters
 from edgellm_ros.runtime.scheduler import RequestEngine, RequestEngineConfig
+from edgellm_ros.runtime.sequence import EndRules, Sequence
 from edgellm_ros.runtime.streaming import StreamChannel
 from edgellm_ros.runtime.tokenizer import Tokenizer
 
@@ -200,8 +202,15 @@ def test_masks_are_the_next_characters_that_the_guide_allows():
 def test_without_an_end_id_a_complete_answer_ends_by_itself():
     tokenizer = Tokenizer(byte_level(CHATML_TOKENS))
     compiler = GuideCompiler(tokenizer, tokenizer.vocab_size, (), ReasoningRules(tokenizer))
-    guide = compiler.start(Guide.choice("a"), (), False)
-    assert not guide.complete and guide.accept(tokenizer.token_id("a")) and guide.complete
+    guide = compiler.start(Guide.choice("ab"), (), False)
+    sequence = Sequence(
+        SlotSeed((65,), 0, guided_decoding=Guide.choice("ab")), 1, tokenizer, EndRules((), tokenizer), 9
+    )
+    sequence.guide = guide
+    for letter, ended in (("a", False), ("b", True)):
+        sequence.accept(tokenizer.token_id(letter), (), 1.0)
+        assert guide.complete is sequence.finished is ended
+    assert sequence.finish_reason is FinishReason.END_ID
 
 
 def test_a_token_that_the_guide_forbids_ends_the_row_with_what_it_had(runtime, monkeypatch):

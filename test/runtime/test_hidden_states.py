@@ -9,6 +9,7 @@ from runtime_helpers import answer, request
 
 from edgellm_ros.builder.build import build_engine
 from edgellm_ros.errors import CheckpointError, MisuseError
+from edgellm_ros.runtime.context_cache import ContextCacheConfig
 from edgellm_ros.runtime.hidden_states import StaleViewError
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import (
@@ -88,6 +89,22 @@ def test_a_view_never_shows_another_request(opened):
         kept.numpy()
     assert rank.get_base_model_hidden_states(2) is None
     assert rank.get_base_model_prefill_length() == 0 and rank.get_base_model_input_token_ids() == []
+
+
+def test_a_prompt_whose_states_are_wanted_is_computed_whole(tmp_path):
+    """What is reused has none; it is kept for those who want none."""
+    path = build_engine(checkpoint("llama"), tmp_path / "engine", limits=LIMITS, hidden_states=(2, 4))
+    ids = np.random.default_rng(4).integers(3, 250, LIMITS.max_input_len).tolist()
+    asked = LLMGenerationRequest(
+        (Request(ignore_eos=True),), sampling=SamplingParameters(temperature=0), max_generate_length=2,
+        pre_tokenized_input_ids=[ids], accept_hidden_layer=2,
+    )  # fmt: skip
+    with LLMInferenceRuntime(path, threads=1, context_cache=ContextCacheConfig()) as runtime:
+        assert ask(runtime, asked).reused_token_counts == [0]
+        assert answer(runtime, asked).reused_token_counts[0] > 0
+        assert ask(runtime, asked).reused_token_counts == [0]
+        (values,) = runtime.rank.get_base_model_hidden_states(2).numpy()
+    np.testing.assert_allclose(values, reference("llama").hidden_states(ids)[2], rtol=1e-3, atol=1e-3)
 
 
 def test_a_prompt_that_did_not_run_to_its_end_has_no_states(opened, monkeypatch):

@@ -186,6 +186,25 @@ def test_a_joiner_waits_for_a_place_and_then_answers_alike(runtime, folder):
         scheduler.shutdown()
 
 
+def test_a_place_is_free_as_soon_as_its_sequence_has_left(runtime, folder):
+    """And not only when the batch is over."""
+    decisions: list[AdmitDecision] = []
+
+    def hook(boundary):
+        if boundary.resident_count() and AdmitDecision.ADMITTED not in decisions:
+            decisions.append(boundary.admit_request(runtime.prepare(asked("c")), 5, 50))
+
+    request = asked("a", "b")
+    request.requests = [
+        Request(lora_weights_name=name, ignore_eos=True, max_generate_length=length)
+        for name, length in (("a", 24), ("b", 3))
+    ]
+    response = LLMGenerationResponse()
+    assert runtime.handle_request(request, response, boundary_hook=hook)
+    assert decisions == [AdmitDecision.NO_CAPACITY] * (len(decisions) - 1) + [AdmitDecision.ADMITTED]
+    assert 1 < len(decisions) < 6 and response.output_ids[2] == expected(folder, "c")
+
+
 def test_nobody_overtakes_the_first_that_waits_for_a_place(runtime):
     """Two have the places, a third waits for one; the fourth needs none and stays behind it all the same."""
     submitted = threading.Event()
@@ -228,10 +247,12 @@ def test_an_admission_that_fails_holds_no_adapter(runtime, monkeypatch, place, f
 
 
 def test_the_batch_names_an_adapter_for_all(runtime, folder):
-    request = asked("", "")
-    request.requests = [Request(ignore_eos=True), Request(ignore_eos=True, lora_weights_name="b")]
+    """An item may name another one, or none at all."""
+    names = (None, "b", "")
+    request = asked("", "", "")
+    request.requests = [Request(ignore_eos=True, lora_weights_name=name) for name in names]
     request.lora_weights_name = "a"
-    assert ids(runtime, request) == [expected(folder, "a"), expected(folder, "b")]
+    assert ids(runtime, request) == [expected(folder, name) for name in ("a", "b", "")]
 
 
 def test_an_unknown_adapter_is_refused_by_name(runtime):

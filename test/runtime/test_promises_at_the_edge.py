@@ -110,6 +110,17 @@ def test_no_end_is_allowed_while_a_guided_answer_is_still_reasoned_about(thinks)
     assert allowed(mask, tokenizer.token_id("a")) and not allowed(mask, tokenizer.token_id("z"))
 
 
+@pytest.mark.parametrize("thinks", [False, True])
+def test_a_guided_answer_may_open_its_reasoning_where_it_was_asked_to(thinks):
+    tokenizer = Tokenizer(byte_level([*CHATML_TOKENS, "<think>", "</think>"]))
+    end, start = map(tokenizer.token_id, ("<|im_end|>", "<think>"))
+    compiler = GuideCompiler(tokenizer, tokenizer.vocab_size, (end,), ReasoningRules(tokenizer))
+    guide = compiler.start(Guide.choice("a"), (tokenizer.token_id("q"),), thinks)
+    mask = guide.take_mask()
+    assert bool(mask[start // 32] >> (start % 32) & 1) is thinks
+    assert bool(mask[tokenizer.token_id("a") // 32] >> (tokenizer.token_id("a") % 32) & 1)
+
+
 def test_a_marker_behind_the_first_token_opens_no_reasoning():
     tokenizer = Tokenizer(byte_level([*CHATML_TOKENS, "<think>", "</think>"]))
     rules = ReasoningRules(tokenizer)

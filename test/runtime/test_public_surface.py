@@ -65,6 +65,9 @@ def test_the_whole_surface(rank, directory):
     assert rank.gen_and_save_system_prompt_kv_cache("") is True
     assert rank.gen_and_save_system_prompt_kv_cache("You move an arm.", "nobody's") is False
     assert rank.last_refusal.code is RefusalCode.UNKNOWN_ADAPTER
+    assert rank.gen_and_save_system_prompt_kv_cache("You move an arm.") is True
+    rank.warm_up()
+    assert rank.get_prefill_metrics().total_runs == rank.get_generation_metrics().total_runs == 0
     # a whole request
     calls, hooked, response = [], [], LLMGenerationResponse()
     assert rank.handle_request(

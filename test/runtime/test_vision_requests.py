@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from vision_inputs import FAMILIES, GRIDS, SECONDS_PER_PATCH, VIDEO_SEED, pixel_
 
 import edgellm_ros.vision.runner as vision_runner
 from edgellm_ros.backends.cpu import CPUBackend
-from edgellm_ros.errors import MisuseError, RefusalCode, RequestError
+from edgellm_ros.errors import EngineDirectoryError, MisuseError, RefusalCode, RequestError
 from edgellm_ros.runtime import rank_model
 from edgellm_ros.runtime.context_cache import ContextCacheConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
@@ -28,6 +29,8 @@ from edgellm_ros.runtime.request import (
 from edgellm_ros.runtime.scheduler import RequestEngine
 from edgellm_ros.runtime.scheduler_config import RequestEngineConfig
 from edgellm_ros.vision.processor import ProcessedImages, Video
+from edgellm_ros.vision.runner import VisionRunner
+from edgellm_ros.vision.visual_directory import open_visual_directory
 
 GREEDY = SamplingParameters(temperature=0.0)
 TOLERANCE = 1e-4
@@ -270,6 +273,34 @@ def test_what_no_image_is_and_what_sees_none_are_refused(opened, monkeypatch):
     with pytest.raises(RequestError, match="has no image tower") as caught:
         runtime.prepare(LLMGenerationRequest(requests=[Request((Message.of("user", "a", image(0)),))]))
     assert caught.value.code is RefusalCode.UNSUPPORTED
+
+
+@pytest.mark.parametrize("family", ["smolvlm", "qwen2_5_vl"])
+@pytest.mark.parametrize(("content", "sentence"), [
+    (np.broadcast_to(np.uint8(0), (1 << 40, 1, 3)), "aspect ratio"),
+    (np.full((4, 4, 3), None), "Image 0 is object"),
+    (Video(7), "The frames of a video are int"),
+    (Video([None]), "Image 0 is NoneType"),
+    (Video([np.zeros((4, 4, 3), np.uint8)] * 2, "1"), "'1' seconds per frame"),
+], ids=["a line", "objects", "no frames", "none", "no time"])  # fmt: skip
+def test_what_is_no_image_or_video_is_refused_before_anything_reads_it(opened, family, content, sentence):
+    runtime = opened(family)
+    with pytest.raises(RequestError, match=sentence):
+        runtime.prepare(LLMGenerationRequest(requests=[Request((Message.of("user", content, "what?"),))]))
+
+
+@pytest.mark.parametrize(("key", "value", "sentence"), [
+    ("image_token_id", None, "image_token_id is None; want a whole number"),
+    ("video_token_id", "9", "video_token_id is '9'; want a whole number"),
+    ("tokens_per_second", "fast", "tokens_per_second is 'fast'; want a finite number"),
+    ("tokens_per_second", -2, "tokens_per_second is -2.0; want a number above 0, up to 1000"),
+])  # fmt: skip
+def test_a_tower_whose_positions_cannot_be_counted_is_not_opened(key, value, sentence):
+    sound = open_visual_directory(engine("qwen2_5_vl", "onnxruntime") / "visual")
+    config = json.loads(json.dumps(sound.config))
+    (config["vision_config"] if key == "tokens_per_second" else config)[key] = value
+    with pytest.raises(EngineDirectoryError, match=sentence):
+        VisionRunner(replace(sound, config=config), CPUBackend(1), processor=SeededProcessor("qwen2_5_vl"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -52,6 +52,14 @@ def test_the_wandering_policy_repeats_with_its_seed():
     assert not still.any()
 
 
+def test_doing_nothing_and_wandering_stand_beside_every_result_and_fail(engine, capsys):
+    command = ["tabletop-eval", "--engine-dir", str(engine), "--episodes", "1", "--held-out", "0", "--questions", "0"]
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["controls"] == {"no_op": 0.0, "random": 0.0}
+    assert main([*command, "--controls", "0", "--json"]) == 0
+    assert "controls" not in json.loads(capsys.readouterr().out)
+
+
 @pytest.mark.parametrize("count", [1, 2, 60])
 def test_a_shuffled_prompt_is_never_the_episode_s_own(count):
     episodes = [draw_episode(seed) for seed in range(count)]

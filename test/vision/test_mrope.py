@@ -57,3 +57,12 @@ def test_a_rule_that_counts_seconds_asks_for_them():
     ids = np.array([VIDEO, VIDEO])
     with pytest.raises(RequestError, match="1 videos came with 0 times"):
         mrope_positions(ids, RULES["qwen2_5_vl"], None, np.array([[2, 2, 2]]))
+
+
+def test_positions_beyond_what_tables_tell_apart_are_refused():
+    ids = np.array([7, *[9] * 8, 7])
+    rule = MropeRule(8, 9, merge=2, tokens_per_second=4.0)
+    grid = np.array([[2, 4, 4]])
+    assert mrope_positions(ids, rule, None, grid, [86400.0]).delta > 300_000
+    with pytest.raises(RequestError, match=r"positions of the prompt reach \d+; want at most 16777215"):
+        mrope_positions(ids, rule, None, grid, [1e8])

@@ -261,6 +261,14 @@ def test_qwen3_writes_the_middle_of_each_pair_of_frames_into_the_prompt(tmp_path
     (Video([]), "no image"),
     (Video([picture(8, 8), picture(8, 9)]), "2 different sizes"),
     (Video([picture(8, 8)] * 2, seconds_per_frame=0.0), "0.0 seconds per frame"),
+    (Video([picture(8, 8)] * 2, seconds_per_frame=float("nan")), "nan seconds per frame"),
+    (Video([picture(8, 8)] * 2, seconds_per_frame=1e9), "1000000000.0 seconds per frame; want a positive number up to"),
+    (Video([picture(8, 8)] * 2, seconds_per_frame="1"), "'1' seconds per frame"),
+    (Video([picture(8, 8)] * 2, seconds_per_frame=None), "None seconds per frame"),
+    (Video(iter([picture(8, 8)] * 2)), "The frames of a video are list_iterator; want a list of images"),
+    (Video(7), "The frames of a video are int"),
+    (Video("ab"), "The frames of a video are str"),
+    (Video([None, None]), "Image 0 is NoneType; want a NumPy array"),
     (Video([picture(8, 8)]), "A video of 1 is too short; want at least 2 frames"),
 ])  # fmt: skip
 def test_frames_that_make_no_video_are_refused(video, sentence, tmp_path):

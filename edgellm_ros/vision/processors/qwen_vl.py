@@ -15,7 +15,7 @@ import numpy as np
 
 from ...errors import RequestError
 from ..image_plan import ImagePlan, Patches, Resized, check_amount, cut_patches
-from ..processor import ProcessedImages, Video, check_images, process_planned
+from ..processor import ProcessedImages, Video, check_video, process_planned
 from ..processor_settings import MOST_PIXELS, ProcessorSettings
 from ..resize import resize
 from ..resize_taps import Filter
@@ -106,13 +106,8 @@ class QwenVLProcessor:
 
     def process_video(self, video: Video) -> ProcessedImages:
         """See ``VideoProcessor.process_video``; the last frame is used again until whole patches are full."""
-        check_images(video.frames)
-        sizes = {frame.shape[:2] for frame in video.frames}
-        if len(sizes) != 1:
-            raise RequestError(f"The frames of a video have {len(sizes)} different sizes; want all alike.")
-        if not (math.isfinite(video.seconds_per_frame) and video.seconds_per_frame > 0):
-            raise RequestError(f"A video has {video.seconds_per_frame} seconds per frame; want a positive number.")
-        height, width = self._video_size(len(video.frames), *sizes.pop())
+        check_video(video)
+        height, width = self._video_size(len(video.frames), *video.frames[0].shape[:2])
         times = -(-len(video.frames) // self.temporal_patch)
         grid = (times, height // self.patch, width // self.patch)
         count = math.prod(grid) // self.merge**2
