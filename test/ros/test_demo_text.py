@@ -68,6 +68,14 @@ def test_an_empty_prompt_is_refused(engine: Path) -> None:
     assert result.returncode == 1 and "No answer (empty_prompt)" in result.stdout
 
 
+def test_an_engine_directory_that_cannot_be_taken_is_not_built_over(engine: Path) -> None:
+    (engine / "manifest.json").write_text('{"format_version": 1000}')
+    before = sorted(path.name for path in engine.iterdir())
+    result = demo("--engine-dir", str(engine))
+    assert result.returncode == 2 and result.stderr.count("\n") == 1 and "manifest.json" in result.stderr
+    assert sorted(path.name for path in engine.iterdir()) == before
+
+
 @pytest.mark.parametrize("domain", ["-1", "102"])
 def test_a_bad_domain_is_refused(engine: Path, domain: str) -> None:
     result = demo("--engine-dir", str(engine), "--domain", domain)
