@@ -213,15 +213,15 @@ def check_images(images: Sequence[np.ndarray]) -> None:
             raise RequestError(
                 f"Image {index} is {image.dtype} of shape {list(shape)}; want uint8 of shape [height, width, 3], RGB."
             )
-        if shape[0] * shape[1] > LARGEST_IMAGE:
-            raise RequestError(
-                f"An image of {shape[1]} by {shape[0]} pixels is larger than any that is served; want at most "
-                f"{LARGEST_IMAGE} pixels."
-            )
         if is_line(*shape[:2]):
             raise RequestError(
                 f"An image of {shape[1]} by {shape[0]} pixels has an aspect ratio of "
                 f"{max(shape[:2]) / min(shape[:2]):.1f}; want at most {LARGEST_RATIO}: crop it."
+            )
+        if shape[0] * shape[1] > LARGEST_IMAGE:
+            raise RequestError(
+                f"An image of {shape[1]} by {shape[0]} pixels is larger than any that is served; want at most "
+                f"{LARGEST_IMAGE} pixels."
             )
 
 
