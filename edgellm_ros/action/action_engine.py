@@ -6,6 +6,7 @@ without a copy. Everything is allocated once.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,9 @@ class ActionEngine:
 
     def time_tensor(self, embedding: np.ndarray) -> Tensor:
         """What ``time`` holds at a moment whose sines and cosines are float32 [width]; computed once and kept."""
+        taken = self.time.shape if self._time is None else self._time.inputs["time_embedding"].shape
+        if embedding.size != math.prod(taken):
+            raise PolicyError(f"time_waves give {embedding.size} numbers; the engine takes {taken}: build it again.")
         result = self._backend.allocate(self.time.shape, self.time.dtype)
         if self._time is None:
             result.write(embedding.reshape(self.time.shape).astype(np.float32))

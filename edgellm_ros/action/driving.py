@@ -75,7 +75,7 @@ class Driving:
         history = dict(found["history"])
         found["history"] = HistoryTokens(**{**history, "low": tuple(history["low"]), "high": tuple(history["high"])})
         first, count = found["silent"]
-        return cls(**{**found, "silent": (first, count)})
+        return cls(**{**found, "silent": (first, count), "task": str(found["task"])})
 
     def to_json(self) -> dict[str, Any]:
         """The object in the manifest."""

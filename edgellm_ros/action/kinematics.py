@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import ObservationError, PolicyError
-from ..json_values import shown
+from ..json_values import finite_number, shown, whole_number
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,13 @@ class HistoryTokens:
     high: tuple[float, float, float] = (4.0, 4.0, 10.0)
 
     def __post_init__(self) -> None:
+        try:
+            for name, least in (("first_token", 0), ("bins", 1), ("points", 0)):
+                whole_number(name, getattr(self, name), least)
+            for value in (*self.low, *self.high):
+                finite_number("a limit of the history", value)
+        except ValueError as error:
+            raise PolicyError(f"{error}; build the engine directory again.") from None
         if self.bins < 2 or self.points < 1 or any(a >= b for a, b in zip(self.low, self.high, strict=True)):
             raise PolicyError(
                 f"history tokens have {self.bins} bins, {self.points} points and limits {self.low} to {self.high}; "

@@ -29,7 +29,7 @@ class Waves:
 
 def sinusoids(times: np.ndarray, waves: Sequence[Waves]) -> np.ndarray:
     """float32 [n, width]: what each of ``waves`` makes of ``times`` [n], side by side."""
-    parts = []
+    parts: list[np.ndarray] = [np.empty((len(times), 0))]
     for wave in waves:
         speeds = wave.first * (wave.last / wave.first) ** np.linspace(0.0, 1.0, wave.count)
         angles = np.asarray(times, dtype=np.float64)[:, None] * speeds

@@ -166,7 +166,7 @@ class PolicyRun:
         limit = self._request.settings.generation.timeout
         images = self._cameras.take(
             settings.images,
-            stopped=lambda: self._handle.cancelled,
+            stopped=self._may_not_wait,
             deadline=self._request.started + limit if limit > 0 else float("inf"),
         )
         if self._driving is not None:
@@ -175,11 +175,22 @@ class PolicyRun:
         pictures = dict(zip(images.cameras, images.images, strict=True))
         return Observation(pictures, state, images.stamp or stamp)
 
+    def _may_not_wait(self) -> bool:
+        """For pictures, whatever ``images.on_missing`` says: a robot that moves on old ones is to hold first."""
+        return self._handle.cancelled or (self._request.settings.action.rate > 0 and self._motion.moving)
+
     def _next_observation(self, settings: Settings) -> Observation | None:
         images = self._cameras.take_next(settings.images, after=self._last_stamp, timeout=_ONE_BY_ONE_WAIT)
         if images is None:
             return None
         self._last_stamp = images.stamp
+        limit = settings.images.max_age
+        age = (self._clock() - images.stamp) / NANOSECONDS
+        if settings.action.fixed_delay < 0 and limit and age > limit:  # a replay has times of its own
+            raise EdgeLLMError(
+                f"The next images in order are {age:.2f} s old; images.max_age allows {limit:g} s.",
+                RefusalCode.STALE_OBSERVATION,
+            )
         if self._driving is not None:
             return self._driving.observation(images, settings.images)
         found = self._joints.at(images.stamp, _ONE_BY_ONE_WAIT)

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from edgellm_ros.action import policy_runtime, reasoning_engines
 from edgellm_ros.action.kinematics import initial_speed, integrate_unicycle
 from edgellm_ros.action.observation import Observation
-from edgellm_ros.action.policy_manifest import ActionMeaning, PolicyManifest
+from edgellm_ros.action.policy_manifest import ActionMeaning, PolicyManifest, read_policy_manifest
 from edgellm_ros.action.policy_runtime import PolicyRuntime
 from edgellm_ros.backends.base import SamplingRow
 from edgellm_ros.builder.action_families import alpamayo
@@ -121,6 +122,9 @@ def test_the_manifest_tells_what_the_files_say(engine):
         (lambda d: d.update(silent=[5]), "bad value"),
         (lambda d: d.update(top_p=-1.0), "top_p is -1.0"),
         (lambda d: d["history"].update(bins=1), "history tokens have 1 bins"),
+        (lambda d: d["history"].update(first_token="7"), "first_token is '7'"),
+        (lambda d: d["history"].update(bins=2.5), "bins is 2.5"),
+        (lambda d: d["history"].update(low=[0.0, float("nan"), 0.0]), "a limit of the history is nan"),
     ],
 )
 def test_a_damaged_manifest_is_refused_by_what_is_wrong(engine, change, sentence):
@@ -128,6 +132,14 @@ def test_a_damaged_manifest_is_refused_by_what_is_wrong(engine, change, sentence
     change(content["driving"])
     with pytest.raises(PolicyError, match=sentence):
         PolicyManifest.from_json(content)
+
+
+def test_waves_of_another_network_are_refused(engine, monkeypatch):
+    found = read_policy_manifest(engine / "action")
+    other = replace(found, time_waves=(replace(found.time_waves[0], count=3),))
+    monkeypatch.setattr(policy_runtime, "read_policy_manifest", lambda directory: other)
+    with pytest.raises(PolicyError, match="time_waves give 6 numbers; the engine takes"):
+        compute(engine)
 
 
 @pytest.mark.parametrize("scale", [1e3, 1e200, 1e307])

@@ -81,6 +81,21 @@ def test_a_running_task_is_watched_whatever_its_rate_has_become(start):
     assert bench.node.state.policy.motion.counts()["starved"] == 1 and not bench.client.reports
 
 
+def test_an_old_observation_that_waits_in_order_moves_nothing(start):
+    bench, robot = start({**MOVING, "action.rate": 50.0, "action.pairing": "every", "images.max_age": 2.0})
+    show(bench, robot, robot.now() - 20 * NANOSECONDS)
+    bench.client.ask(TASK)
+    motion = bench.node.state.policy.motion
+    bench.wait(lambda: motion.counts().get("fault.stale_observation"), "it is refused")
+    assert not robot.chunks and not motion.moving
+
+    def moves():
+        robot.observe(pictures(), state())
+        return robot.chunks
+
+    bench.wait(moves, "a new one moves the robot", 30.0)
+
+
 @pytest.mark.parametrize(
     ("cameras", "sentence"), [(["top"], "camera 'wrist' is missing"), ([*CAMERAS, "rear"], "no camera 'rear'")]
 )

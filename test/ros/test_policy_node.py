@@ -243,12 +243,16 @@ def test_a_running_task_takes_new_observations_and_live_settings(start):
     bench.wait(lambda: label in robot.chunks[-1].layout.dim[0].label, "the new observation is used")
 
 
-def test_a_camera_that_stops_holds_the_robot_until_it_is_back(start):
-    bench, robot = start({"action.rate": 20.0, "generation.timeout": 0.0, "images.max_age": 0.5})
+@pytest.mark.parametrize("on_missing", ["reject", "wait"])
+def test_a_camera_that_stops_holds_the_robot_until_it_is_back(start, on_missing):
+    given = {"action.rate": 20.0, "generation.timeout": 0.0, "images.max_age": 0.5, "images.on_missing": on_missing}
+    bench, robot = start(given)
     show(bench, robot)
     bench.client.ask(TASK)
     bench.wait(lambda: robot.trajectories, "the robot moves")
     bench.wait(lambda: not robot.trajectories[-1].points, "the robot holds")
+    counts = bench.node.state.policy.motion.counts()
+    assert counts["fault.no_images"] and "starved" not in counts  # at once, not at the end of its plan
     show(bench, robot)
     bench.wait(lambda: robot.trajectories[-1].points, "the robot moves again")
     assert not bench.client.reports  # the task was never ended

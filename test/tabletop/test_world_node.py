@@ -33,6 +33,7 @@ from edgellm_ros.tabletop.render import render_views
 from edgellm_ros.tabletop.world_node import WorldNode
 
 DEADLINE = 60.0
+pytestmark = pytest.mark.usefixtures("other_domain")
 
 
 class Bench:
