@@ -29,7 +29,7 @@ PYTEST := $(COMPLETE) $(BIN)/python -m pytest -n $(WORKERS)
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-26s %s\n", $$1, $$2}'
 	@echo "PYTHON=... names another Python (3.11 or 3.12), WORKERS=... the number of test processes."
 
 setup: $(STAMPS)/package $(STAMPS)/demo $(STAMPS)/openvino  ## create .venv with everything in it

@@ -5,7 +5,7 @@ ros2 topic pub --once /prompt std_msgs/msg/String "{data: 'touch the red cube'}"
 
 from collections.abc import Mapping
 
-from edgellm_ros.cli.engine_cache import TABLETOP, build_tabletop, cached_engine_directory
+from edgellm_ros.cli.engine_cache import TABLETOP, cached_engine_directory, tabletop_directory
 from edgellm_ros.ros.launch_description import launch_description
 from edgellm_ros.ros.launch_spec import NodeSpec
 from edgellm_ros.tabletop.launch_spec import tabletop_arguments, tabletop_specs
@@ -13,8 +13,8 @@ from launch import LaunchDescription
 
 
 def specs(values: Mapping[str, str]) -> tuple[NodeSpec, ...]:
-    build_tabletop(values["engine_dir"])
-    return tabletop_specs(values)
+    tabletop_specs(values)  # what cannot be taken is refused before anything is built
+    return tabletop_specs({**values, "engine_dir": str(tabletop_directory(values["engine_dir"]))})
 
 
 def generate_launch_description() -> LaunchDescription:

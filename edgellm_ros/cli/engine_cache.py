@@ -18,7 +18,10 @@ def cached_engine_directory(name: str) -> Path:
 
 
 def build_smollm2(directory: Path, say: Callable[[str], None]) -> Path:
-    """SmolLM2-135M-Instruct, int8; one that is there is taken as it is."""
+    """SmolLM2-135M-Instruct, int8; one that is there is taken as it is.
+
+    :raises EngineDirectoryError: somebody's own cannot be taken.
+    """
     from ..engine_format import open_engine_directory
     from ..errors import EngineDirectoryError
 
@@ -27,7 +30,8 @@ def build_smollm2(directory: Path, say: Callable[[str], None]) -> Path:
         say(f"Engine directory: {directory} (already built)")
         return directory
     except EngineDirectoryError:
-        pass
+        if not _may_be_built(directory, SMOLLM2):
+            raise
     from ..builder.build import build_engine
     from .build import ProgressLine
 
@@ -47,3 +51,20 @@ def build_tabletop(directory: Path | str, precision: str = "int8") -> Path:
     from ..tabletop.checkpoint_files import checkpoint_directory
 
     return build_engine(checkpoint_directory(), directory, precision=precision)
+
+
+def tabletop_directory(directory: Path | str) -> Path:
+    """The engine directory for the tabletop; that of the cache is brought up to date, another built where nothing is.
+
+    What somebody has put elsewhere is never replaced, whatever it holds.
+    """
+    path = Path(directory).expanduser()
+    if _may_be_built(path, TABLETOP):
+        build_tabletop(path)
+    return path
+
+
+def _may_be_built(path: Path, name: str) -> bool:
+    """Whether it is our own in the cache, or nothing is there."""
+    own = path.resolve() == cached_engine_directory(name).resolve()
+    return own or not path.exists() or (path.is_dir() and not any(path.iterdir()))

@@ -21,10 +21,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignal:
-    """Set by SIGINT or SIGTERM; if the process is still there ``EXIT_LIMIT`` s later, it is ended."""
+    """Set by SIGINT, SIGTERM, or SIGHUP (a terminal that closes) unless that is ignored, as under ``nohup``.
+
+    If the process is still there ``EXIT_LIMIT`` s later, it is ended.
+    """
 
     def __init__(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        self._signals = _SIGNALS if ignored else (*_SIGNALS, signal.SIGHUP)
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         self._stop = threading.Event()
         self.wake: Callable[[], None] = lambda: None  # called when a signal has come, from another thread
         self.idle: Callable[[], bool] = lambda: True  # whether ending the process now loses nothing
@@ -34,7 +39,7 @@ class StopSignal:
         return self._stop.is_set()
 
     def _wait(self) -> None:
-        signal.sigwait(_SIGNALS)
+        signal.sigwait(self._signals)
         self._stop.set()
         timer = threading.Timer(EXIT_LIMIT, self._force)
         timer.daemon = True

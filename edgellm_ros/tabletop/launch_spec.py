@@ -20,7 +20,7 @@ _SPLICES = ("replace", "blend", "ensemble", "rtc")
 def tabletop_arguments(engine_dir: str = "") -> tuple[LaunchArgument, ...]:
     """All arguments of ``tabletop.launch.py``; ``engine_dir`` is the default of the first."""
     return (
-        LaunchArgument("engine_dir", engine_dir, "Engine directory of the policy; built first where it is missing."),
+        LaunchArgument("engine_dir", engine_dir, "Engine directory of the policy; built first where nothing is."),
         LaunchArgument("seed", "0", "Seed of the first episode: the scene and its task."),
         LaunchArgument("real_time_factor", "1.0", "Simulated seconds in one second."),
         LaunchArgument("rate", "2.5", "Action chunks a second."),

@@ -90,6 +90,17 @@ def test_a_damaged_directory_is_built_again(checkpoint, place):
         assert (place / "llm.onnx.data").read_bytes() != damage
 
 
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_an_engine_without_calibration_is_not_taken_for_one_with(checkpoint, place, precision):
+    stages = []
+    for calibrate in (True, True, False):
+        build_engine(
+            checkpoint, place, precision=precision, limits=LIMITS, calibrate=calibrate,
+            progress=lambda state: stages.append(state.stage),
+        )  # fmt: skip
+    assert stages.count("already built") == 1 and stages[-1] != "already built"
+
+
 @pytest.mark.parametrize("change", [{"precision": "int8"}, {"limits": BuilderLimits(1, 16, 32)}], ids=str)
 def test_other_settings_replace_the_directory(checkpoint, place, change):
     build_engine(checkpoint, place, limits=LIMITS)
@@ -176,6 +187,22 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(checkpoint, place, monke
     with pytest.raises(EngineDirectoryError, match="is full"):
         build_engine(checkpoint, place, limits=LIMITS)
     assert siblings(place) == []
+
+
+def test_a_directory_that_cannot_be_put_in_place_leaves_the_old_one(checkpoint, place, monkeypatch):
+    build_engine(checkpoint, place, precision="int8", limits=LIMITS)
+    before = content(place)
+    real = Path.rename
+
+    def refuse(path, target):
+        if ".building-" in path.name and not path.name.endswith("-replaced"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(EngineDirectoryError, match="cannot be written"):
+        build_engine(checkpoint, place, limits=LIMITS)
+    assert content(place) == before and siblings(place) == ["engine"]
 
 
 def test_too_little_space_is_refused_before_writing(checkpoint, place, monkeypatch):

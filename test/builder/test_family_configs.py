@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from published_configs import PARSED, REFUSED
+from tiny_families import TINY_FAMILIES
 
 from edgellm_ros.builder.families import read_config
 from edgellm_ros.builder.families.base import DecoderConfig
@@ -81,6 +82,11 @@ def test_a_window_that_no_text_outgrows_is_none():
     windowed = read_config({**config, "use_sliding_window": True, "max_window_layers": 21, "sliding_window": 4096})
     assert [plan.window for plan in windowed.layers] == [0] * 21 + [4096] * 3
     assert not read_config({**config, "use_sliding_window": True, "sliding_window": 32768}).window
+
+
+def test_every_fourth_layer_of_smollm3_has_no_positions_where_no_list_says_which():
+    config = {**TINY_FAMILIES["smollm3"], "num_hidden_layers": 9, "no_rope_layers": None}
+    assert [layer.rope is None for layer in read_config(config).layers] == [False, False, False, True] * 2 + [False]
 
 
 def test_rope_kinds_of_gemma_3_keep_their_own_base_and_scaling():

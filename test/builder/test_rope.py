@@ -53,6 +53,13 @@ def test_yarn_keeps_short_waves_stretches_long_ones_and_scales_the_tables():
     assert scale == pytest.approx(0.1 * math.log(8) + 1)
 
 
+def test_yarn_blends_between_the_whole_dimensions_around_both_numbers_of_turns():
+    """Of 32 pairs, those of 32 turns and of one turn in 4096 positions are pairs 10.48 and 22.52."""
+    found, _ = frequencies({"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4096})
+    share = np.clip((np.arange(32) - 10) / (23 - 10), 0, 1)
+    np.testing.assert_allclose(found, PLAIN * (1 - share) + PLAIN / 8 * share, rtol=1e-6)
+
+
 def test_yarn_takes_an_explicit_factor_for_the_tables():
     assert frequencies({"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.5})[1] == 1.5
 

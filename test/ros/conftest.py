@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from node_bench import NodeBench
 
 
+@pytest.fixture(autouse=True)
+def _own_domain(other_domain: None) -> None:
+    """What is left of an earlier test cannot be taken for a part of this one.
+
+    A client counts the servers that it sees: one that goes late takes the one that stays with it, and the client waits
+    for ever.
+    """
+
+
 @pytest.fixture
 def start_node() -> Iterator[Callable[..., NodeBench]]:
     """A function that starts a node with these parameters; all are stopped at the end of the test."""

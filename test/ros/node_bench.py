@@ -123,18 +123,16 @@ class NodeBench:
 
     def call(self, kind: Any, name: str, request: Any, deadline: float = DEADLINE) -> Any:
         """The response of a service, asked by the client."""
-        client = self._services[name]
-        assert isinstance(request, kind.Request) and client.wait_for_service(DISCOVERY_DEADLINE), name
-        future = client.call_async(request)
+        assert isinstance(request, kind.Request), name
+        future = self._services[name].call_async(request)
         self.wait(future.done, f"{name} answers", deadline)
         return future.result()
 
     def change(self, transition: int) -> bool:
         """Ask for a transition; whether it succeeded. An answer that was lost on the way is told by the state."""
         request = ChangeState.Request(transition=Transition(id=transition))
-        client, goal = self._services["edgellm/change_state"], _GOALS.get(transition)
-        assert client.wait_for_service(DISCOVERY_DEADLINE)
-        future = client.call_async(request)
+        goal = _GOALS.get(transition)
+        future = self._services["edgellm/change_state"].call_async(request)
         patience = time.monotonic() + DEADLINE
 
         def told() -> bool:

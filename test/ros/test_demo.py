@@ -14,7 +14,6 @@ pytest.importorskip("cv2")
 pytest.importorskip("onnx")
 
 DEADLINE = 240.0
-pytestmark = pytest.mark.usefixtures("other_domain")
 
 
 @pytest.fixture(scope="module")

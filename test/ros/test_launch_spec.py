@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edgellm_ros.cli import engine_cache
 from edgellm_ros.errors import EdgeLLMError
 from edgellm_ros.ros.dds_profile import NEW_VARIABLE, OLD_VARIABLE
 from edgellm_ros.ros.launch_spec import launch_arguments, node_specs
@@ -115,7 +116,7 @@ def test_a_launch_file_declares_its_arguments_and_starts_its_nodes(
 ) -> None:
     """``launch`` is not among the wheels: modules that only keep what they are given stand in for it."""
     made = stand_in_for_launch(monkeypatch)
-    built: list[str] = []
+    built: list[Path] = []
     monkeypatch.setattr("edgellm_ros.cli.engine_cache.build_tabletop", built.append)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     description = runpy.run_path(str(repository / "launch" / f"{name}.launch.py"))["generate_launch_description"]()
@@ -127,7 +128,37 @@ def test_a_launch_file_declares_its_arguments_and_starts_its_nodes(
     else:
         assert [node.keywords["executable"] for node in nodes] == ["tabletop_world", "edgellm_node"]
         assert nodes[1].keywords["remappings"] == [("action_trajectory", "joint_trajectory")]
-        assert built == [nodes[1].keywords["parameters"][0]["engine.directory"]]
+        assert [str(path) for path in built] == [nodes[1].keywords["parameters"][0]["engine.directory"]]
+
+
+@pytest.mark.parametrize(
+    ("content", "builds"), [(None, True), ([], True), (["llm.onnx"], False)], ids=["missing", "empty", "another's"]
+)
+def test_the_tabletop_s_engine_is_built_only_where_nothing_is(
+    content: list[str] | None, builds: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    built: list[Path] = []
+    monkeypatch.setattr(engine_cache, "build_tabletop", built.append)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    place = tmp_path / "engine"
+    if content is not None:
+        place.mkdir()
+        for name in content:
+            (place / name).write_text("somebody's own")
+    assert engine_cache.tabletop_directory(str(place)) == place
+    assert built == ([place] if builds else [])
+
+
+def test_the_tabletop_s_engine_in_the_cache_is_brought_up_to_date(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    built: list[Path] = []
+    monkeypatch.setattr(engine_cache, "build_tabletop", built.append)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    place = engine_cache.cached_engine_directory(engine_cache.TABLETOP)
+    place.mkdir(parents=True)
+    (place / "llm.onnx").write_text("an older one")
+    assert engine_cache.tabletop_directory(place) == place and built == [place]
 
 
 def stand_in_for_launch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:

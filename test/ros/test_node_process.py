@@ -78,7 +78,7 @@ def test_the_process_that_launch_starts_answers_and_ends_cleanly(start: Callable
     assert "hello" not in output, "prompts are not logged"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=["INT", "TERM", "HUP"])
 def test_a_signal_during_a_generation_ends_it_with_a_reason_and_the_process_in_time(
     start: Callable[..., ProcessBench], number: int
 ) -> None:
@@ -219,6 +219,19 @@ stop.wake = lambda: None.trigger()
 os.kill(os.getpid(), signal.SIGTERM)
 waiting.join()
 assert stop
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_node_that_is_to_outlive_its_terminal_does() -> None:
+    code = """
+import os, signal
+from edgellm_ros.ros.node_main import StopSignal
+signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+stop = StopSignal()
+os.kill(os.getpid(), signal.SIGHUP)
+assert not stop and not signal.sigpending()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -34,7 +35,6 @@ step_time: 0.2
 state: {names: [pan, lift, elbow, grip, wrist], units: [rad, rad, rad, m, rad]}
 action: {names: [pan, lift, elbow, grip], units: [rad, rad, rad, m]}
 """
-pytestmark = pytest.mark.usefixtures("other_domain")
 
 
 def write_bag(path, messages, storage=StoragePlugin.MCAP, serialisation="cdr"):
@@ -60,7 +60,8 @@ def prompts(*texts, step=0.4):
 
 def replay(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "edgellm_ros.cli.main", "replay", *map(str, arguments)],
+        [sys.executable, "-m", "edgellm_ros.cli.main", "replay", "--domain", os.environ["ROS_DOMAIN_ID"]]
+        + [str(argument) for argument in arguments],
         capture_output=True,
         text=True,
         timeout=DEADLINE,

@@ -33,6 +33,7 @@ from edgellm_ros.tabletop.render import render_views
 from edgellm_ros.tabletop.world_node import WorldNode
 
 DEADLINE = 60.0
+pytestmark = pytest.mark.usefixtures("other_domain")
 
 
 class Bench:
@@ -186,7 +187,7 @@ def world_process(*arguments: str) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=["INT", "TERM", "HUP"])
 def test_a_signal_ends_the_process_without_a_word_while_it_publishes(number, other_domain):
     context = rclpy.Context()
     rclpy.init(context=context)
