@@ -29,6 +29,7 @@ from .policy_shapes import POLICY_SHAPES, PolicyShape, build_policy
 PARTS = ("images", "vision", "prefix", "denoise")
 WARM, OBSERVATIONS = 4, 4
 LEAST_COSINE = 0.999
+MOST_DIFFERENCE = 1e-3  # of a chunk's numbers, which are about 1
 CPU = "cpu"  # instead of a library of GPUs: everything but the GPU itself is tried
 
 
@@ -43,6 +44,9 @@ class ChunkTimes:
     facts: dict[str, object] = field(default_factory=dict)
     cosines: list[float] = field(default_factory=list)  # of chunks, with float32
     moved_cosines: list[float] = field(default_factory=list)  # of what denoising adds to the noise
+    differences: list[float] = field(
+        default_factory=list
+    )  # of a replayed chunk: with a later one, and with a plain one
 
 
 def open_backend(library: str) -> Backend:
@@ -63,6 +67,7 @@ def measure_chunks(directory: Path, shape: PolicyShape, library: str, chunks: in
         seen, recordings = _observation(runtime, shape, 0), runtime.recordings
         for _ in range(WARM):
             runtime.compute(seen, shape.task)
+        times.differences = _replays(runtime, seen, shape)
         for index in range(chunks):
             started = time.perf_counter()
             chunk = runtime.compute(seen, shape.task)
@@ -81,6 +86,25 @@ def measure_chunks(directory: Path, shape: PolicyShape, library: str, chunks: in
         }  # fmt: skip
     backend.close()
     return times
+
+
+def _replays(runtime: PolicyRuntime, seen: Observation, shape: PolicyShape) -> list[float]:
+    """Largest differences of a chunk that is replayed: with one behind chunks of other shapes, and with a plain one."""
+
+    def chunk(task: str, steps: int = 0) -> np.ndarray:
+        made = runtime.compute(seen, task, denoise_steps=steps)
+        assert made is not None and made.normalised is not None
+        return made.normalised
+
+    first = chunk(shape.task)
+    for steps in (1, 2, 1, 2):
+        chunk(shape.task[: len(shape.task) // 2], steps)
+    later = chunk(shape.task)
+    runtime.recordings.clear()
+    plain = chunk(shape.task)
+    for _ in range(WARM):
+        chunk(shape.task)
+    return [float(np.abs(other - first).max()) for other in (later, plain)]
 
 
 def _measure_plain(
@@ -158,6 +182,8 @@ def failures_of(times: ChunkTimes, name: str) -> list[str]:
     found = []
     if times.facts.get("library") != CPU and not isinstance(times.recorded.get("recorded.denoise"), int):
         found.append(f"{name}: the denoise loop is not recorded: {times.recorded}")
+    if not max(times.differences, default=0.0) <= MOST_DIFFERENCE:
+        found.append(f"{name}: replayed chunks differ by {times.differences}; want {MOST_DIFFERENCE:g} at most")
     if times.cosines and not min(times.cosines) >= LEAST_COSINE:
         found.append(f"{name}: a cosine with float32 is {min(times.cosines):.6f}; want at least {LEAST_COSINE}")
     return found
@@ -249,6 +275,7 @@ def _child(arguments: argparse.Namespace, name: str) -> ChunkTimes | str:
         _command(arguments, name, arguments.precision, "--one"), capture_output=True, text=True, check=False
     )
     if found.returncode:
+        print(found.stderr[-2000:], flush=True)
         return (found.stderr.strip().splitlines() or ["no message"])[-1]
     return ChunkTimes(**json.loads(found.stdout.strip().splitlines()[-1]))
 

@@ -90,6 +90,7 @@ class Synchronizer:
         self._frames: dict[str, deque[Frame]] = {camera: deque(maxlen=kept) for camera in cameras}
         self._events: dict[str, Counter[FrameEvent]] = {camera: Counter() for camera in cameras}
         self._clock = 0
+        self._jumped = False  # the clock went back, and no frame was taken since
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -109,6 +110,7 @@ class Synchronizer:
         jumped = now < self._clock - JUMP * _NANO
         self._clock = now if jumped else max(self._clock, now)
         if jumped:
+            self._jumped = True
             for frames in self._frames.values():
                 frames.clear()
         frames = self._frames[frame.camera]
@@ -122,7 +124,8 @@ class Synchronizer:
         if behind > 0:
             frames.clear()
         frames.append(frame)
-        if jumped:
+        if self._jumped:
+            self._jumped = False
             return FrameEvent.CLOCK_JUMP
         return FrameEvent.SOURCE_JUMP if behind > 0 else FrameEvent.TAKEN
 

@@ -69,7 +69,7 @@ def test_closing_gives_everything_back(pools: bool) -> None:
     gc.collect()
 
 
-def test_a_step_that_calls_the_host_is_never_replayed() -> None:
+def test_a_step_of_onnx_runtime_that_calls_the_host_is_never_replayed() -> None:
     driver = FakeDriver()
     backend = pretend_backend(driver=driver)
     counter, freed = backend.allocate((1,), DataType.INT32), []
@@ -87,6 +87,9 @@ def test_a_step_that_calls_the_host_is_never_replayed() -> None:
     plain = backend.capture("count", lambda: backend.advance([counter]))
     assert plain.record() and plain.nodes == 1
     backend.close()
+    other = pretend_backend("tensorrt", driver=driver)
+    assert other.capture("frees", lambda: driver.enqueue(lambda: None, host=True)).record()
+    other.close()
 
 
 def test_a_lost_device_says_so_and_is_left_alone() -> None:

@@ -94,10 +94,14 @@ def test_a_loop_that_is_not_recorded_and_a_cosine_too_low_count_as_failed():
     shape = POLICY_SHAPES["smolvla"]
     good = policies.ChunkTimes([0.1], {part: [0.1] for part in policies.PARTS}, [0.1], {"recorded.denoise": 1}, {})
     assert not policies.failures_of(good, "smolvla")
-    bad = policies.ChunkTimes(recorded={"recorded.denoise": "no: it waits"}, cosines=[0.9995, 0.9])
+    bad = policies.ChunkTimes(
+        recorded={"recorded.denoise": "no: it waits"}, cosines=[0.9995, 0.9], differences=[0.0, 0.5]
+    )
     assert [failure.split(":")[1].strip() for failure in policies.failures_of(bad, "smolvla")] == [
-        "the denoise loop is not recorded", "a cosine with float32 is 0.900000; want at least 0.999",
-    ]  # fmt: skip
+        "the denoise loop is not recorded",
+        "replayed chunks differ by [0.0, 0.5]; want 0.001 at most",
+        "a cosine with float32 is 0.900000; want at least 0.999",
+    ]
     assert policies.rows_of(good, shape, "fp16")[0]["metric"] == "whole chunk"
 
 

@@ -49,6 +49,14 @@ def test_frames_pair_by_observation_stamp_whatever_the_order_of_arrival():
     assert payloads(synchronizer.select(at(0.25), **RULE)) == ["a at 0.1", "b at 0.11"]
 
 
+@pytest.mark.parametrize(("apart", "paired"), [(0.0, True), (0.05, True), (0.051, False), (0.09, False)])
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_frames_belong_together_up_to_the_slop_and_not_beyond(apart, paired, first):
+    other = "b" if first == "a" else "a"
+    found = filled("ab", (first, 0.0), (other, apart), now=apart).select(at(apart), **RULE)
+    assert isinstance(found, FrameSet) == paired
+
+
 def test_a_camera_200_ms_late_is_refused_or_paired_with_older_frames():
     """SYN-1."""
     late = filled("ab", ("a", 1.0), ("b", 0.8))
@@ -109,6 +117,12 @@ def test_a_clock_that_jumps_back_forgets_all_and_work_resumes_with_one_frame():
     assert synchronizer.add(frame("a", 0.0), at(0.01)) is FrameEvent.CLOCK_JUMP
     assert payloads(synchronizer.select(at(0.02), **RULE)) == ["a at 0.0"]
     assert synchronizer.add(frame("a", 0.1), at(0.11)) is FrameEvent.TAKEN
+
+
+def test_a_jump_is_told_even_where_the_first_frame_behind_it_is_turned_away():
+    synchronizer = filled("a", ("a", 100.0))
+    events = [synchronizer.add(Frame("a", stamp, ""), at(40.0)) for stamp in (0, at(90.0), at(40.0), at(40.1))]
+    assert events == [FrameEvent.ZERO_STAMP, FrameEvent.FUTURE_STAMP, FrameEvent.CLOCK_JUMP, FrameEvent.TAKEN]
 
 
 def test_frames_of_the_other_cameras_do_not_outlive_a_jump_of_the_clock():

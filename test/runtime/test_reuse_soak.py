@@ -132,7 +132,7 @@ def test_a_mixed_life_gives_the_answers_of_a_run_without_reuse(lives, blocks, sh
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_a_long_life_leaves_no_more_than_the_budget(lives):
     cached, plain = lives(60)
     generator = random.Random(1)

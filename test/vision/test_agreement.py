@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from level_engines import level_engine, processor_settings
 from vision_inputs import FAMILIES
 
 from edgellm_ros.backends.cpu import CPUBackend
-from edgellm_ros.errors import EngineDirectoryError
+from edgellm_ros.builder.vision_families import read_tower
+from edgellm_ros.errors import CheckpointError, EngineDirectoryError
+from edgellm_ros.vision.agreement import check_fit, mrope_rule
 from edgellm_ros.vision.processor import Processor, open_processor
 from edgellm_ros.vision.runner import VisionRunner
-from edgellm_ros.vision.visual_directory import open_visual_directory
+from edgellm_ros.vision.visual_directory import TowerSettings, open_visual_directory
 
 pytest.importorskip("cv2")
+
+FOLDER = os.environ.get("EDGELLM_HUB_CONFIGS", "")
 
 
 def processor(family: str, folder: Path, tokens: int = 9, **changes: object) -> Processor:
@@ -43,6 +50,29 @@ def load(family: str, found: Processor) -> None:
 @pytest.mark.parametrize("family", ["smolvlm", "qwen2_5_vl", "qwen3_vl", "internvl", "paligemma", "gemma3"])
 def test_the_processor_of_a_checkpoint_fits_its_tower(family, tmp_path):
     load(family, processor(family, tmp_path))
+
+
+@pytest.mark.skipif(not FOLDER, reason="EDGELLM_HUB_CONFIGS names no folder of published configurations")
+def test_published_processors_fit_the_towers_of_their_configurations():
+    fitting = []
+    for path in sorted(Path(FOLDER).glob("*/config.json")):
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if (
+            not isinstance(config.get("vision_config"), dict)
+            or not (path.parent / "preprocessor_config.json").is_file()
+        ):
+            continue
+        try:
+            tower = read_tower(config)
+        except CheckpointError:
+            continue  # refused by name, which is a test of the builder
+        if tower is None:
+            continue
+        directory: Any = SimpleNamespace(tower=TowerSettings(**tower.settings()), config=config, path=path.parent)
+        check_fit(open_processor(path.parent), directory, (480, 640))
+        mrope_rule(directory)
+        fitting.append(path.parent.name)
+    assert len(fitting) > 5, fitting
 
 
 @pytest.mark.parametrize(("family", "changes"), [

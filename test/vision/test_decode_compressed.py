@@ -126,6 +126,33 @@ def test_an_animation_is_refused_whatever_its_frames_claim(width, height, counte
         decode_compressed("png", still[:place] + frame + still[place:])
 
 
+GREYS, COLOURS = [[0, 255], [51, 204]], [[[200, 100, 30], [0, 0, 255]], [[1, 2, 3], [255, 255, 255]]]
+
+
+@pytest.mark.parametrize(("depth", "kind", "rows", "extra", "wanted"), [
+    (1, 0, [b"\x40", b"\x80"], b"", [[0, 255], [255, 0]]),
+    (2, 0, [b"\x30", b"\x90"], b"", [[0, 255], [170, 85]]),
+    (4, 0, [b"\x0f", b"\x3c"], b"", GREYS),
+    (8, 0, [b"\x00\xff", b"\x33\xcc"], chunk(b"tRNS", b"\x00\x33"), GREYS),
+    (16, 0, [b"\x00\x00\xff\xff", b"\x33\x33\xcc\xcc"], b"", GREYS),
+    (8, 4, [b"\x00\x07\xff\x00", b"\x33\x80\xcc\xff"], b"", GREYS),
+    (16, 4, [b"\x00\x00\x12\x34\xff\xff\x00\x00", b"\x33\x33\xff\xff\xcc\xcc\x00\x01"], b"", GREYS),
+    (8, 2, [bytes([200, 100, 30, 0, 0, 255]), bytes([1, 2, 3, 255, 255, 255])], chunk(b"tRNS", bytes(6)), COLOURS),
+    (16, 2, [bytes(v for c in row for v in c for _ in "ab") for row in COLOURS], b"", COLOURS),
+    (8, 6, [bytes([200, 100, 30, 9, 0, 0, 255, 0]), bytes([1, 2, 3, 128, 255, 255, 255, 255])], b"", COLOURS),
+    (16, 6, [bytes(v for c in row for v in (*c, 7) for _ in "ab") for row in COLOURS], b"", COLOURS),
+    (8, 3, [b"\x00\x01", b"\x02\x03"],
+     chunk(b"PLTE", bytes(v for row in COLOURS for c in row for v in c)) + chunk(b"tRNS", b"\x00\x80"), COLOURS),
+], ids=lambda value: str(value) if isinstance(value, int) else "")  # fmt: skip
+def test_every_kind_of_png_decodes_and_alpha_is_dropped_not_blended(depth, kind, rows, extra, wanted):
+    """IMG-8."""
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 2, 2, depth, kind, 0, 0, 0))
+    body = chunk(b"IDAT", zlib.compress(b"".join(b"\x00" + row for row in rows))) + chunk(b"IEND", b"")
+    found = decode_compressed("png", b"\x89PNG\r\n\x1a\n" + header + extra + body)
+    values = np.array(wanted)
+    assert np.array_equal(found, values if values.ndim == 3 else np.repeat(values[..., None], 3, axis=2))
+
+
 def png_that_claims(width: int, height: int) -> bytes:
     """A tiny file whose header claims any size."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)

@@ -56,7 +56,7 @@ class CUDABackend:
         self._library, self._module = library, module
         self.device = device or Device(ordinal)
         self.kernels = kernels or Kernels(self.device)
-        self._recorder = Recorder(self.device)
+        self._recorder = Recorder(self.device, host_calls=library == "tensorrt")
         self._selection = TokenSelection(self.device, self.kernels)
         self.images: ImageKernels = CUDAImages(self.device, self.kernels)
         self._engines: list[EngineFrame] = []

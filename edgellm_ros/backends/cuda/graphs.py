@@ -35,10 +35,13 @@ class Recording:
 
 
 class Recorder:
-    """What is true while a step is recorded, and what must be redone by hand after each replay."""
+    """What is true while a step is recorded, and what must be redone by hand after each replay.
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    ``host_calls``: whether a step may call functions of the host, which every replay repeats.
+    """
+
+    def __init__(self, device: Device, *, host_calls: bool = False) -> None:
+        self._device, self._host_calls = device, host_calls
         self._after: list[Callable[[], None]] | None = None
         self._pinned: list[Pinned] = []
 
@@ -102,16 +105,14 @@ class Recorder:
             call("cuGraphDestroy", graph)
 
     def _count_nodes(self, graph: Any) -> int:
-        """Count the nodes of a graph, none of which may call back into the library that it was recorded of.
+        """The number of nodes of a graph.
 
-        ONNX Runtime up to some version frees the host memory of its small copies by such a call, which every replay
-        would repeat.
-
-        :raises BackendError: it has such a node.
+        :raises BackendError: it calls functions of the host: ONNX Runtime up to some version frees the memory of its
+            small copies by them, and a replay would free it again.
         """
         call, kinds = self._device.driver.call, self._device.driver.module.CUgraphNodeType
         _, count = call("cuGraphGetNodes", graph, 0)
-        nodes, _ = call("cuGraphGetNodes", graph, count) if count else ((), 0)
+        nodes, _ = call("cuGraphGetNodes", graph, count) if count and not self._host_calls else ((), 0)
         if any(call("cuGraphNodeGetType", node) == kinds.CU_GRAPH_NODE_TYPE_HOST for node in nodes):
             raise BackendError(
                 "the step cannot be recorded: it calls functions of the host, which this version of the engine's "
