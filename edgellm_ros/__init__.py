@@ -28,6 +28,9 @@ _EXPORTS = {
     "CacheLookupPolicy": "edgellm_ros.runtime.cache_policy",
     "ContextCacheConfig": "edgellm_ros.runtime.context_cache",
     "StreamChannel": "edgellm_ros.runtime.streaming",
+    "StreamChunk": "edgellm_ros.runtime.streaming",
+    "Guide": "edgellm_ros.runtime.guide_grammar",
+    "Video": "edgellm_ros.vision.processor",
 }
 
 __all__ = ["__version__", *_EXPORTS]

@@ -216,6 +216,7 @@ class RequestEngine:
         if not self._driver.active:
             handle = self._take(founder=True)
             if handle is not None:
+                self._count_latency(handle)
                 self._driver.found(handle)
             return
         if self._queue and self._config.max_batch_size > 1:
@@ -226,6 +227,7 @@ class RequestEngine:
         """Let the first in the queue join: one per step, and nobody overtakes it."""
         handle = self._take(founder=False) if self._driver.has_room else None
         if handle is not None and self._driver.admit(handle):
+            self._count_latency(handle)
             self._metrics.admitted_mid_flight += 1
         elif handle is not None or not self._driver.has_room:
             self._metrics.stalls_no_capacity += 1
@@ -233,6 +235,10 @@ class RequestEngine:
                 with self._condition:
                     del self._driver.residents[handle.request_id]
                     self._queue.appendleft(handle)
+
+    def _count_latency(self, handle: RequestHandle) -> None:
+        with self._condition:
+            self._metrics.record_queue_latency(time.monotonic() - handle.queued)
 
     def _take(self, *, founder: bool) -> RequestHandle | None:
         """Move the first of the queue into the batch, if it may be there, so that it is always in one of them."""
@@ -244,7 +250,6 @@ class RequestEngine:
                 return None
             handle = self._queue.popleft()
             self._driver.residents[0 if founder else handle.request_id] = handle
-            self._metrics.record_queue_latency(time.monotonic() - handle.queued)
             return handle
 
     def _on_timeout(self, stage: int) -> None:

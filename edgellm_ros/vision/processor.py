@@ -14,6 +14,7 @@ from ..json_values import is_positive, shown
 from .image_plan import ImagePlan, carry_out
 from .processor_settings import ProcessorSettings, read_processor_settings
 
+LARGEST_IMAGE = 1 << 28  # pixels
 LARGEST_RATIO = 200  # of the longer side to the shorter
 LONGEST_STEP = 86400  # s from one frame of a video to the next
 
@@ -216,6 +217,11 @@ def check_images(images: Sequence[np.ndarray]) -> None:
             raise RequestError(
                 f"An image of {shape[1]} by {shape[0]} pixels has an aspect ratio of "
                 f"{max(shape[:2]) / min(shape[:2]):.1f}; want at most {LARGEST_RATIO}: crop it."
+            )
+        if shape[0] * shape[1] > LARGEST_IMAGE:
+            raise RequestError(
+                f"An image of {shape[1]} by {shape[0]} pixels is larger than any that is served; want at most "
+                f"{LARGEST_IMAGE} pixels."
             )
 
 

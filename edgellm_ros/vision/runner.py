@@ -101,6 +101,8 @@ class VisionRunner:
             check_video(content)
         else:
             check_images([content])
+            # A camera's next frame may go into the same memory before the tower has looked at this one.
+            content = np.array(content, order="C")
         digest = _digest(content)
         shape = () if isinstance(content, Video) else content.shape
         known = self._layouts.get(shape) if shape else None

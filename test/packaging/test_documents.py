@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tree_copies import REPOSITORY, clean_environment, python
 
+import edgellm_ros
 from edgellm_ros.cli.main import COMMANDS, main
 from edgellm_ros.ros.launch_spec import launch_arguments
 from edgellm_ros.ros.parameter_schema import schema
@@ -106,6 +107,14 @@ def test_the_pictures_and_the_observation_of_the_tabletop_page_are_made(tmp_path
     printed = python(code, environment=clean_environment(PYTHONPATH=str(REPOSITORY)), folder=tmp_path)
     assert printed == "task: grab the cyan disc and place it on the pink disc\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["angled.png", "observation.npz", "top.png"]
+
+
+def test_classes_that_the_page_about_python_names_can_be_imported() -> None:
+    named = set(
+        re.findall(r"`(?:\w+ = )?([A-Z]\w+[a-z]\w*)[(.`]", text_of("docs/python.md") + text_of("docs/prefix-reuse.md"))
+    )
+    assert {"Guide", "Video", "LLMInferenceRuntime"} <= named
+    assert [name for name in sorted(named) if name not in edgellm_ros.__all__] == []
 
 
 def file_of(name: str) -> Path:

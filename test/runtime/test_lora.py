@@ -214,7 +214,8 @@ def test_nobody_overtakes_the_first_that_waits_for_a_place(runtime):
         handles = [scheduler.submit(request) for request in (first, asked("b"), asked("c"), asked(""))]
         submitted.set()
         starts = [handle.get(20).times[0].prefill_start for handle in handles]
-        assert scheduler.metrics().stalls_no_capacity > 0
+        metrics = scheduler.metrics()
+        assert metrics.stalls_no_capacity > 0 and metrics.queue_latency_count == 4  # each waited once
     finally:
         submitted.set()
         scheduler.shutdown()
@@ -295,6 +296,35 @@ def test_prefixes_are_not_reused_across_adapters(folder, folders, context_cache)
             assert ids(runtime, asked(name)) == [expected(folder, name)]
         runtime.rank.load_lora_weights("a", folders["c"])
         assert ids(runtime, asked("a")) == [expected(folder, "c")]
+
+
+def test_a_saved_system_prompt_is_that_of_its_adapter(runtime, folder, folders):
+    """Of its name, and of what was loaded under it when it was saved."""
+    saved, reused = "You move an arm. ", []
+    prompt = tuple(runtime.tokenizer.encode(saved)) + tuple(ROWS[0][:4])
+
+    def ask(name):
+        taken = {}
+
+        def hook(boundary):
+            taken.update(boundary.take_completed_at_or_above(1))
+            if not started:
+                started.append(boundary.admit_sequence(SlotSeed(prompt, 1, greedily, 0, 4, name, system_prompt=saved)))
+
+        started = []
+        ids(runtime, asked("", max_generate_length=20), boundary_hook=hook)
+        reused.append(taken[1].reused_length > 0)
+        return taken[1].output_ids
+
+    greedily = SamplingParameters(temperature=0)
+    cold = {name: ask(name) for name in ("", "a")}
+    assert runtime.rank.gen_and_save_system_prompt_kv_cache(saved)
+    assert ask("") == cold[""] and ask("a") == cold["a"]
+    assert runtime.rank.gen_and_save_system_prompt_kv_cache(saved, "a")
+    assert ask("a") == cold["a"]
+    runtime.rank.load_lora_weights("a", folders["b"])
+    ask("a")
+    assert reused == [False, False, True, False, True, False]
 
 
 def test_a_seed_made_by_hand_reuses_the_prefixes_of_its_own_adapter(folder, folders):

@@ -9,7 +9,7 @@ import pytest
 from runtime_helpers import answer, drain, fake_runtime, request
 
 from edgellm_ros.backends.fake import FakeScript
-from edgellm_ros.errors import MisuseError, RefusalCode
+from edgellm_ros.errors import BackendError, MisuseError, RefusalCode
 from edgellm_ros.runtime.request import (
     FinishReason,
     LLMGenerationResponse,
@@ -120,6 +120,7 @@ def test_a_lost_rank_ends_the_request(runtime, calls_that_work):
         token_broadcast=lambda values: calls.append(list(values)) or len(calls) <= calls_that_work,
     )  # fmt: skip
     assert runtime.rank.last_refusal.code is RefusalCode.ENGINE_FAILED
+    assert len(calls) == calls_that_work + 1  # nothing is sampled or told after it
     chunks = drain(channel)
     assert [chunk.finished for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert answer(runtime, request("hi"))
@@ -133,6 +134,16 @@ def test_no_warm_up_while_a_request_is_open(runtime):
         with pytest.raises(MisuseError, match="open request"):
             runtime.rank.capture_decoding_cuda_graph()
     assert runtime.rank.capture_decoding_cuda_graph()
+    assert answer(runtime, request("hi")).output_texts == ["Hello there"]
+
+
+def test_steps_that_cannot_be_recorded_run_all_the_same(runtime, monkeypatch):
+    def broken(*arguments):
+        raise BackendError("nothing can be recorded.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime.rank.executor, "decode", broken)
+        assert runtime.rank.capture_decoding_cuda_graph() is False
     assert answer(runtime, request("hi")).output_texts == ["Hello there"]
 
 

@@ -20,7 +20,7 @@ from runtime_helpers import (
 from edgellm_ros.backends.fake import FakeMode, FakeScript
 from edgellm_ros.errors import MisuseError, RefusalCode, RequestError
 from edgellm_ros.runtime.boundary import AdmitDecision, SlotSeed
-from edgellm_ros.runtime.request import FinishReason, LLMGenerationResponse
+from edgellm_ros.runtime.request import FinishReason, LLMGenerationResponse, SamplingParameters
 from edgellm_ros.runtime.session import GenerationSession
 from edgellm_ros.runtime.streaming import StreamChannel
 
@@ -180,8 +180,11 @@ def test_two_ranks_agree_on_every_token_and_cancel(tmp_path_factory):
         values[:] = box.pop(0)
         return True
 
-    for rank, runtime in enumerate(runtimes):
-        entry = item("hi", sampling=DRAWN, sampling_seed=rank, max_generate_length=20)  # seeds differ on purpose
+    wild = SamplingParameters(temperature=20.0)
+    entries = [item("hi", sampling=wild, sampling_seed=seed, max_generate_length=20) for seed in (0, 1)]
+    left_alone = [answer(runtime, request(entry)) for runtime, entry in zip(runtimes, entries, strict=True)]
+    assert left_alone[0].output_ids[0][0] != left_alone[1].output_ids[0][0]  # so that agreeing is seen
+    for rank, (runtime, entry) in enumerate(zip(runtimes, entries, strict=True)):
         prepared = runtime.prepare(request(entry, channels=[channel if rank == 0 else None]))
         response = LLMGenerationResponse()
         assert runtime.rank.handle_request(

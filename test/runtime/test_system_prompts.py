@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 
 import pytest
-from runtime_helpers import answer, fake_runtime, outcome, request
+from runtime_helpers import answer, fake_runtime, outcome, request, stepped
 
 from edgellm_ros.backends.fake import FakeMode, FakeScript
 from edgellm_ros.errors import BackendError, MisuseError, RefusalCode
+from edgellm_ros.runtime.boundary import SlotSeed
 from edgellm_ros.runtime.chat_template import ChatTemplate
 from edgellm_ros.runtime.context_cache import ContextCacheConfig
 from edgellm_ros.runtime.request import FinishReason, LLMGenerationResponse, Message, Request, SamplingParameters
@@ -154,3 +155,18 @@ def test_a_copy_that_fails_ends_the_sequence_alone(runtime, monkeypatch):
     assert response.finish_reasons[0] is FinishReason.ERROR and "could not be copied" in response.messages[0]
     assert response.finish_reasons[1] is not FinishReason.ERROR
     assert answer(runtime, request(turn("open"))).reused_token_counts == [section_length(runtime) - 1]
+
+
+@pytest.mark.parametrize("surplus", [0, 1])
+def test_only_a_longer_prompt_reuses_it(runtime, surplus):
+    assert runtime.rank.gen_and_save_system_prompt_kv_cache(SECTION)
+    ids = (*runtime.tokenizer.encode(SECTION), *[65] * surplus)
+    found = {}
+
+    def before_step(session, step):
+        if step == 0:
+            session.admit_sequence(SlotSeed(ids, 1, max_generate_length=2, system_prompt=SECTION))
+        found.update(session.take_completed_at_or_above(1))
+
+    stepped(runtime, request(turn("open")), before_step)
+    assert found[1].reused_length == (section_length(runtime) - 1 if surplus else 0)

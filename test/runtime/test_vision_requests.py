@@ -264,6 +264,25 @@ def test_a_conversation_puts_each_image_where_its_part_stands(opened, family):
     assert runtime.rank.handle_request(prepared, response)
 
 
+def test_an_image_is_what_it_was_when_it_was_given(opened):
+    """The next frame of a camera goes into the same memory, and what was encoded is known by the old one's content."""
+    family = "smolvlm"
+    runtime = opened(family, context_cache=ContextCacheConfig(1 << 22))
+    buffer = image(1)
+    asked = LLMGenerationRequest(requests=[Request((Message.of("user", "a", buffer),))], max_generate_length=4,
+                                 sampling=GREEDY)  # fmt: skip
+    wanted = LLMGenerationResponse()
+    assert runtime.handle_request(asked, wanted)
+    for again in range(2):
+        buffer[:] = image(1)
+        prepared = runtime.prepare(asked)
+        buffer[:] = 2
+        runtime.rank.vision.cache.clear()
+        response = LLMGenerationResponse()
+        assert runtime.rank.handle_request(prepared, response), runtime.rank.last_refusal
+        assert response.output_ids == wanted.output_ids, again
+
+
 def test_what_no_image_is_and_what_sees_none_are_refused(opened, monkeypatch):
     runtime = opened("smolvlm")
     with pytest.raises(RequestError, match="want text, an image as a NumPy array, or a Video"):
@@ -278,11 +297,12 @@ def test_what_no_image_is_and_what_sees_none_are_refused(opened, monkeypatch):
 @pytest.mark.parametrize("family", ["smolvlm", "qwen2_5_vl"])
 @pytest.mark.parametrize(("content", "sentence"), [
     (np.broadcast_to(np.uint8(0), (1 << 40, 1, 3)), "aspect ratio"),
+    (np.broadcast_to(np.uint8(0), (60_000, 60_000, 3)), "larger than any that is served"),
     (np.full((4, 4, 3), None), "Image 0 is object"),
     (Video(7), "The frames of a video are int"),
     (Video([None]), "Image 0 is NoneType"),
     (Video([np.zeros((4, 4, 3), np.uint8)] * 2, "1"), "'1' seconds per frame"),
-], ids=["a line", "objects", "no frames", "none", "no time"])  # fmt: skip
+], ids=["a line", "a field", "objects", "no frames", "none", "no time"])  # fmt: skip
 def test_what_is_no_image_or_video_is_refused_before_anything_reads_it(opened, family, content, sentence):
     runtime = opened(family)
     with pytest.raises(RequestError, match=sentence):
