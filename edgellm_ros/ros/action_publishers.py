@@ -81,16 +81,17 @@ class ActionPublishers:
         path.header.stamp = self._node.get_clock().now().to_msg()
         path.header.frame_id = VEHICLE_FRAME
         for publisher, message in ((self.trajectory, hold_trajectory(self._names)), (self.path, path)):
+            if publisher is None:
+                continue
             try:
-                if publisher is not None:
-                    publisher.publish(message)
+                publisher.publish(message)
             except Exception as error:  # of a context that was shut down from outside: everything else must end too
                 self._node.get_logger().error(f"{publisher.topic_name}: the hold could not be published: {error}")
 
     def close(self) -> None:
         """Take the topics back, once whoever listens has the hold that was said last."""
         for publisher in (self.trajectory, self.path):
-            if hasattr(publisher, "wait_for_all_acked"):
+            if publisher is not None and hasattr(publisher, "wait_for_all_acked"):
                 publisher.wait_for_all_acked(Duration(seconds=HOLD_DELIVERY))
         for publisher in (self.chunk, self.markers, self.trajectory, self.path):
             if publisher is not None:
