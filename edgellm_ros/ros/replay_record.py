@@ -70,7 +70,7 @@ def load_record(path: Path) -> ReplayRecord:
         found = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise _bad(f"{path} cannot be read ({error.strerror}); write one with --output.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _bad(f"{path} is no JSON ({error}); write it anew with --output.") from None
     whole = found if isinstance(found, dict) else {}
     engine, answers, chunks = whole.get("engine"), whole.get("answers"), whole.get("chunks")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from edgellm_ros.backends.cpu import CPUBackend
 from edgellm_ros.builder.build import build_engine
 from edgellm_ros.builder.vision_families.levels import Normalisation, folded
 from edgellm_ros.builder.weight_views import constant_weight
+from edgellm_ros.errors import EngineDirectoryError
 from edgellm_ros.vision.processor import open_processor
 from edgellm_ros.vision.tower import Tower
 from edgellm_ros.vision.visual_directory import open_visual_directory
@@ -102,3 +104,16 @@ def test_a_processor_that_the_runtime_refuses_changes_no_weights(change, tmp_pat
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     built = build_engine(folder, tmp_path / "engine", limits=LIMITS)
     assert open_visual_directory(built / "visual").tower.pixels == ""
+
+
+@pytest.mark.parametrize("content", [
+    b"", b"[]", b'"x"', b"null", b'{"a', b"[" * 200_000, b'{"a":' * 100_000, b'{"\xff": 1}',
+    b'{"patch_size": ' + b"9" * 10_000 + b"}", "{}".encode("utf-16"),
+], ids=lambda content: repr(content[:12]))  # fmt: skip
+def test_a_processor_s_file_of_any_content_is_refused_in_a_sentence(content, tmp_path):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(level_checkpoint("qwen2_5_vl"), folder)
+    (folder / "preprocessor_config.json").write_bytes(content)
+    built = build_engine(folder, tmp_path / "engine", limits=LIMITS)
+    with pytest.raises(EngineDirectoryError, match=r"preprocessor_config\.json"):
+        open_processor(built / "visual")

@@ -136,7 +136,7 @@ def language(checkpoint: PolicyCheckpoint, model: alpamayo.AlpamayoConfig) -> La
 def _mapping(content: bytes, name: str) -> dict[str, Any]:
     try:
         found = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise CheckpointError(f"{name} of the language model is no JSON object; fetch it again.")

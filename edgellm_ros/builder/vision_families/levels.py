@@ -40,7 +40,7 @@ def read_normalisation(config: Mapping[str, Any], files: Mapping[str, bytes]) ->
         settings.check_steps()
         settings.pixel_table()
         return Normalisation(settings.rescale_factor, tuple(settings.mean.tolist()), tuple(settings.std.tolist()))
-    except (EngineDirectoryError, ValueError, AttributeError):
+    except (EngineDirectoryError, ValueError, AttributeError, RecursionError):
         return None
 
 
