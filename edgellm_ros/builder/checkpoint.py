@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -111,6 +112,8 @@ def open_checkpoint(source: Path | str) -> Checkpoint:
         return GGUFCheckpoint(*files, name=model.name_of(files[0]), digest=model.digest())
     path = Path(source)
     if is_folder(path):
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise CheckpointError(f"{path} cannot be read (Permission denied); check its permissions.")
         return PolicyCheckpoint(path) if is_policy(path) else HuggingFaceCheckpoint(path)
     if path.suffix == ".gguf" and is_there(path):
         return GGUFCheckpoint(path)

@@ -58,6 +58,8 @@ def _check_place(output: Path, needed: int) -> None:
     if output.is_symlink() or (output.exists() and not output.is_dir()):
         raise EngineDirectoryError(f"{output} is not a folder; choose another place for the engine directory.")
     if output.is_dir() and any(output.iterdir()):
+        if not os.access(output, os.W_OK | os.X_OK):
+            raise EngineDirectoryError(f"{output} cannot be replaced (it is read-only); choose another place.")
         _check_replaceable(output)
     free = shutil.disk_usage(parent).free
     if free < needed + SPARE_BYTES:
@@ -69,14 +71,15 @@ def _check_place(output: Path, needed: int) -> None:
 
 def _check_replaceable(output: Path) -> None:
     """:raises EngineDirectoryError: a folder with files that no build put there, which a new one would take along."""
+    content, reason = {}, f"{MANIFEST_FILE} is not one of an engine directory"
     try:
         content = read_json(output / MANIFEST_FILE)
-    except EngineDirectoryError:
-        content = {}
+    except EngineDirectoryError as error:
+        reason = str(error).partition(";")[0]
     files = content.get("files")
     if "fingerprint" not in content or not isinstance(files, dict):
         raise EngineDirectoryError(
-            f"{output} holds files that are no engine directory; choose another place, or empty it."
+            f"{output} holds files that are no engine directory ({reason}); choose another place, or empty it."
         )
     for path in output.rglob("*"):
         name = path.relative_to(output).as_posix()
@@ -130,7 +133,7 @@ def _put_in_place(temporary: Path, output: Path, fingerprint: str) -> None:
             except BaseException:
                 retired.rename(output)
                 raise
-            shutil.rmtree(retired)
+            shutil.rmtree(retired, ignore_errors=True)  # what is left of it is removed by the next build
         os.fsync(parent)
 
 

@@ -67,15 +67,33 @@ class Bag:
         chosen = [connection for connection in self._reader.connections if connection.topic in topics]
         if not chosen:
             return
-        messages = self._reader.messages(chosen)
+        wanted, count = sum(connection.msgcount for connection in chosen), 0
+        messages = self._reader.messages([*chosen, *self._written_otherwise(chosen)])
         while True:
             try:
                 connection, time, data = next(messages)
             except StopIteration:
-                return
+                break
             except Exception as error:
                 raise _unreadable(self.path, error) from None
+            count += 1
             yield BagMessage(connection.topic, int(time), bytes(data))
+        if count < wanted:
+            raise _bad(f"{self.path} says that it has {wanted} messages and {count} could be read; record it anew.")
+
+    def _written_otherwise(self, connections: Collection[Any]) -> list[Any]:
+        """The same with the quality of service that the files hold.
+
+        Recorders write it in more than one way, and the reader passes over what is not equal to metadata.yaml.
+        """
+        files = getattr(self._reader.storage, "storages", ())
+        return [
+            connection._replace(ext=own.ext)
+            for connection in connections
+            for file in files
+            for own in file.connections
+            if (own.topic, own.msgtype) == (connection.topic, connection.msgtype) and own.ext != connection.ext
+        ]
 
 
 def _unreadable(path: Path, error: Exception) -> EdgeLLMError:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..adapter_format import AdapterFormat, AdapterStack
 from ..errors import RefusalCode, RequestError
-from ..json_values import finite_number, is_folder, shown, whole_number
+from ..json_values import finite_number, is_file, is_folder, is_there, shown, whole_number
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -95,7 +95,7 @@ def _config(path: Path) -> dict[str, Any]:
     if not is_folder(path):
         raise bad_adapter(f"{path} is no folder; want one with {CONFIG_FILE} and {WEIGHTS_FILE}.")
     for part in (file, path / WEIGHTS_FILE):
-        if part.exists() and not part.is_file():
+        if is_there(part) and not is_file(part):
             raise bad_adapter(f"{part} is no regular file; save the adapter again.")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))

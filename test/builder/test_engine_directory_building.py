@@ -257,6 +257,15 @@ def test_files_that_were_put_into_an_engine_directory_are_not_lost_with_it(check
     assert (place / name).read_text() == "mine" and siblings(place) == ["engine"]
 
 
+def test_a_read_only_directory_is_not_replaced(checkpoint, place, monkeypatch):
+    build_engine(checkpoint, place, limits=LIMITS)
+    before, real = content(place), os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != place and real(path, mode))
+    with pytest.raises(EngineDirectoryError, match="it is read-only"):
+        build_engine(checkpoint, place, limits=BuilderLimits(1, 16, 32))
+    assert content(place) == before and siblings(place) == ["engine"]
+
+
 def test_compiled_plans_go_with_the_directory_that_they_belong_to(checkpoint, place):
     build_engine(checkpoint, place, limits=LIMITS)
     for name in ("llm.engine", "llm.engine.json", "llm.timing.cache", ".llm.engine.k3x"):

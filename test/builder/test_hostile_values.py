@@ -92,6 +92,11 @@ def test_what_is_no_regular_file_is_neither_waited_for_nor_read(folder, capsys, 
     assert f"{name} is no regular file" in refusal(capsys, folder)
 
 
+def test_a_folder_that_may_not_be_read_is_named(folder, capsys, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder)
+    assert "checkpoint cannot be read (Permission denied)" in refusal(capsys, folder)
+
+
 def test_a_model_card_that_cannot_be_read_leaves_the_licence_unknown(folder):
     os.mkfifo(folder / "README.md")
     assert HuggingFaceCheckpoint(folder).licence == "unknown"

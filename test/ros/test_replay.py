@@ -28,6 +28,12 @@ from edgellm_ros.ros.replay_record import ReplayRecord, answer_entry, chunk_entr
 
 BEGIN = 1_700_000_000_000_000_000
 DEADLINE = 120.0
+DURATION = "{sec: 0, nsec: 0}"
+QUALITY = (
+    "[{history: keep_last, depth: 1, reliability: reliable, durability: volatile, liveliness: automatic, "
+    f"deadline: {DURATION}, lifespan: {DURATION}, liveliness_lease_duration: {DURATION}, "
+    "avoid_ros_namespace_conventions: false}]"
+)
 JOINTS, CAMERAS = ("pan", "lift", "elbow", "grip", "wrist"), ("top", "wrist", "side")
 ROBOT = """
 meaning: joint_position
@@ -178,6 +184,25 @@ def test_files_that_are_no_recordings_are_refused(tmp_path):
     for path in (tmp_path / "nowhere", tmp_path / "empty", tmp_path / "text.mcap", tmp_path / "text.txt", whole):
         with pytest.raises(EdgeLLMError, match="cannot be read as a recording of rosbag2"), Bag(path) as bag:
             list(bag.messages(bag.topics))
+
+
+@pytest.mark.parametrize("storage", list(StoragePlugin), ids=str)
+def test_messages_are_found_though_metadata_and_files_tell_quality_of_service_differently(tmp_path, storage):
+    bag = write_bag(tmp_path / "bag", prompts("one", "two"), storage)
+    metadata = bag / "metadata.yaml"
+    text = metadata.read_text()
+    assert "offered_qos_profiles: []" in text
+    metadata.write_text(text.replace("offered_qos_profiles: []", f"offered_qos_profiles: {QUALITY}"))
+    with Bag(bag) as opened:
+        assert len(list(opened.messages(["/prompt"]))) == 2
+
+
+def test_messages_that_are_missing_are_told(tmp_path):
+    bag = write_bag(tmp_path / "bag", prompts("one", "two"))
+    metadata = bag / "metadata.yaml"
+    metadata.write_text(metadata.read_text().replace("message_count: 2", "message_count: 3"))
+    with Bag(bag) as opened, pytest.raises(EdgeLLMError, match="says that it has 3 messages and 2 could be read"):
+        list(opened.messages(["/prompt"]))
 
 
 def test_a_recording_of_another_serialisation_is_refused_by_name(tmp_path):
