@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nav_msgs.msg import Path
+from rclpy.duration import Duration
 from rclpy.lifecycle import LifecycleNode
 from std_msgs.msg import Float64MultiArray
 from trajectory_msgs.msg import JointTrajectory
@@ -17,6 +18,8 @@ from ..action.timeline import Plan
 from .action_messages import VEHICLE_FRAME, chunk_array, hold_trajectory, joint_trajectory, path_message
 from .publishers import reliable
 from .qos_events import QosWatch
+
+HOLD_DELIVERY = 0.2  # s that it may take before topics are taken back
 
 
 class ActionPublishers:
@@ -74,16 +77,22 @@ class ActionPublishers:
 
     def publish_hold(self) -> None:
         """See ``ActionOutputs``."""
-        if self.trajectory is not None:
-            self.trajectory.publish(hold_trajectory(self._names))
-        if self.path is not None:
-            message = Path()
-            message.header.stamp = self._node.get_clock().now().to_msg()
-            message.header.frame_id = VEHICLE_FRAME
-            self.path.publish(message)
+        path = Path()
+        path.header.stamp = self._node.get_clock().now().to_msg()
+        path.header.frame_id = VEHICLE_FRAME
+        for publisher, message in ((self.trajectory, hold_trajectory(self._names)), (self.path, path)):
+            if publisher is None:
+                continue
+            try:
+                publisher.publish(message)
+            except Exception as error:  # of a context that was shut down from outside: everything else must end too
+                self._node.get_logger().error(f"{publisher.topic_name}: the hold could not be published: {error}")
 
     def close(self) -> None:
-        """Take the topics back."""
+        """Take the topics back, once whoever listens has the hold that was said last."""
+        for publisher in (self.trajectory, self.path):
+            if publisher is not None and hasattr(publisher, "wait_for_all_acked"):
+                publisher.wait_for_all_acked(Duration(seconds=HOLD_DELIVERY))
         for publisher in (self.chunk, self.markers, self.trajectory, self.path):
             if publisher is not None:
                 self._node.destroy_publisher(publisher)

@@ -16,6 +16,7 @@ from ..errors import ObservationError, RefusalCode
 from .joint_states import FUTURE, JUMP, NANOSECONDS
 
 KEPT = 2048  # messages: more than two seconds at 1 kHz
+FARTHEST = 1e9  # m from the origin; nothing that drives is farther away
 LONGEST_GAP = 0.5  # s between two messages over which a way is still known
 
 
@@ -49,7 +50,7 @@ class OdometryTracker:
                 event = OdometryEvent.ZERO_STAMP
             elif now and stamp > now + FUTURE * NANOSECONDS:
                 event = OdometryEvent.FUTURE_STAMP
-            elif not (np.isfinite(place).all() and np.isfinite(turn).all()):
+            elif not (np.abs(place).max() < FARTHEST and np.isfinite(turn).all()):
                 event = OdometryEvent.NOT_FINITE
             elif not 0.5 <= size < np.inf:
                 event = OdometryEvent.NO_ORIENTATION  # all zero: a driver that does not fill it

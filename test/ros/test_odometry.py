@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgellm_ros.errors import ObservationError
 from edgellm_ros.ros.joint_states import NANOSECONDS
@@ -68,6 +70,7 @@ def test_half_a_turn_of_sign_between_two_quaternions_changes_nothing():
         ((0, math.nan, 0), turned(0), START, "not_finite"),
         ((0, 0, 0), (0, 0, 0, 0), START, "no_orientation"),
         ((0, 0, 0), (0, 0, 1e300, 1e300), START, "no_orientation"),
+        ((0, 0, -1e9), turned(0), START, "not_finite"),
         ((0, 0, 0), turned(0), -START, "zero_stamp"),
     ],
 )
@@ -77,6 +80,35 @@ def test_messages_that_say_nothing_are_turned_away_and_counted(position, orienta
     assert tracker.events() == {event: 1}
     with pytest.raises(ObservationError, match=r"No odometry belongs to the images \(none has come\)"):
         tracker.history(START, 16, 0.1, 0.0)
+
+
+NUMBERS = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, 1.0, -1.0, 1e8, 1e308, -1e308])
+
+
+STAMPS = st.integers(0, 20).map(lambda tenths: START + tenths * NANOSECONDS // 10)
+
+
+@given(
+    messages=st.lists(
+        st.tuples(
+            st.tuples(*[NUMBERS] * 3), st.tuples(*[NUMBERS] * 4), STAMPS | st.sampled_from([0, -1, -START, 2**62])
+        ),
+        max_size=40,
+    ),
+    moment=STAMPS,
+)
+def test_whatever_comes_the_way_is_finite_or_refused(messages, moment):
+    tracker = OdometryTracker()
+    for tenth in range(0, 16, 2):  # so that there is a way in between
+        tracker.add((tenth, 0, 0), turned(0), START + tenth * NANOSECONDS // 10, moment)
+    for position, orientation, stamp in messages:
+        tracker.add(position, orientation, stamp, START + 2 * NANOSECONDS)
+    try:
+        history = tracker.history(moment, 16, 0.1, 0.0)
+    except ObservationError as error:
+        assert "\n" not in str(error)
+    else:
+        assert history.shape == (16, 3) and np.isfinite(history).all()
 
 
 def test_late_messages_change_nothing_and_a_source_that_begins_again_forgets():

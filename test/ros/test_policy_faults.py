@@ -33,7 +33,7 @@ def wait_hold(bench, robot):
     assert not bench.node.state.policy.motion.moving
 
 
-@pytest.mark.parametrize("way", ["cancel", "disable", "deactivate"])
+@pytest.mark.parametrize("way", ["cancel", "disable", "deactivate", "shut down"])
 def test_who_stops_the_robot_stops_it_even_where_faults_hold_nothing(start, way):
     bench, robot = start({**MOVING, "safety.on_fault": "none"})
     move(bench, robot)
@@ -41,9 +41,26 @@ def test_who_stops_the_robot_stops_it_even_where_faults_hold_nothing(start, way)
         bench.client.cancel()
     elif way == "disable":
         bench.enable(False)
-    else:
+    elif way == "deactivate":
         assert bench.change(Transition.TRANSITION_DEACTIVATE)
+    else:
+        assert bench.change(Transition.TRANSITION_ACTIVE_SHUTDOWN)
+        bench.wait(lambda: not robot.trajectories[-1].points, "the robot holds though the topic is gone")
+        return
     wait_hold(bench, robot)
+
+
+def test_a_hold_that_cannot_be_published_keeps_nothing_else_from_its_end(start):
+    bench, robot = start(MOVING)
+    move(bench, robot)
+
+    def refuse(message):
+        raise RuntimeError("of a context that is gone")
+
+    bench.node.state.policy.outputs.trajectory.publish = refuse
+    assert bench.change(Transition.TRANSITION_DEACTIVATE)
+    bench.wait(lambda: bench.client.reports, "the task ends")
+    assert bench.lifecycle == "inactive" and not bench.node.state.policy.motion.moving
 
 
 @pytest.mark.parametrize("way", ["cancel", "reset", "disable", "deactivate"])
