@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import EngineDirectoryError
-from .file_sample import file_sample
+from .file_sample import check_content
 from .json_values import LARGEST_FILE, finite_number, plain_text, positive_number, shown, whole_number
 from .json_values import read_json as read_json  # part of this module for its callers
 
@@ -272,6 +272,16 @@ class EngineDirectory:
     manifest: Manifest
 
 
+def check_answers(directory: EngineDirectory) -> None:
+    """:raises EngineDirectoryError: it holds a policy alone, which has no language model to answer with."""
+    acts = (directory.path / ACTION_DIRECTORY).is_dir()
+    if acts and not any((directory.path / name).is_file() for name in (GRAPH_FILE, PLAN_FILE)):
+        raise EngineDirectoryError(
+            f"{directory.path} holds a policy whose language model answers nothing; want one that does, or "
+            "use 'edgellm act'."
+        )
+
+
 def open_engine_directory(path: Path | str) -> EngineDirectory:
     """Read and check an engine directory: version, keys, and that every listed file is there at its full size.
 
@@ -305,16 +315,3 @@ def _check_file(path: Path, name: str, size: int, sample: str | None) -> None:
     if not file.is_file():
         raise EngineDirectoryError(f"{file} is missing; build the engine directory again.")
     check_content(file, size, sample)
-
-
-def check_content(file: Path, size: int, sample: str | None) -> None:
-    """:raises EngineDirectoryError: a file is not of the size, or not of the ``file_sample``, that a manifest has."""
-    found = file.stat().st_size
-    if found != size:
-        raise EngineDirectoryError(f"{file} has {found} bytes; the manifest wants {size}: build it again.")
-    try:
-        differs = sample is not None and file_sample(file) != sample
-    except OSError as error:
-        raise EngineDirectoryError(f"{file} cannot be read ({error.strerror}); check its permissions.") from None
-    if differs:
-        raise EngineDirectoryError(f"{file} is not what was built (its size is, its content is not); build it again.")

@@ -9,6 +9,8 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from .errors import EngineDirectoryError
+
 _PIECES, _PIECE = 256, 4096
 
 
@@ -28,3 +30,16 @@ def file_sample(path: Path) -> str:
 def file_samples(directory: Path, names: Iterable[str]) -> dict[str, str]:
     """The samples of files by name."""
     return {name: file_sample(directory / name) for name in names}
+
+
+def check_content(file: Path, size: int, sample: str | None) -> None:
+    """:raises EngineDirectoryError: a file is not of the size, or not of the ``file_sample``, that a manifest has."""
+    found = file.stat().st_size
+    if found != size:
+        raise EngineDirectoryError(f"{file} has {found} bytes; the manifest wants {size}: build it again.")
+    try:
+        differs = sample is not None and file_sample(file) != sample
+    except OSError as error:
+        raise EngineDirectoryError(f"{file} cannot be read ({error.strerror}); check its permissions.") from None
+    if differs:
+        raise EngineDirectoryError(f"{file} is not what was built (its size is, its content is not); build it again.")

@@ -30,6 +30,7 @@ from .checkpoint import Checkpoint, open_checkpoint
 from .embedding_file import write_embedding
 from .engine_directory import holds_build, writing
 from .graph import DATA_FILE
+from .limits import WantedLimits
 from .onnx_writer import check_packages, write_weights
 from .policy_settings import read_policy_settings, settings_file
 from .random_policy import open_random
@@ -154,7 +155,7 @@ def build_engine(
     output: Path | str,
     *,
     precision: str = "fp32",
-    limits: BuilderLimits | None = None,
+    limits: BuilderLimits | WantedLimits | None = None,
     progress: ProgressCallback | None = None,
     lowering: str = "onnxruntime",
     random_seed: int | None = None,

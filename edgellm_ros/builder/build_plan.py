@@ -18,6 +18,7 @@ from .families.base import DecoderConfig
 from .families.decoder import EMBEDDING, build_decoder, decoder_tensors, may_be_left_out
 from .families.text_part import check_text_alone
 from .graph import DATA_FILE, Graph, SharedTensor
+from .limits import WantedLimits, choose_limits
 from .lowerings import lowering as find_lowering
 from .onnx_writer import GraphFiles, lay_out
 from .policy_build import PolicyPlan, plan_policy
@@ -32,7 +33,6 @@ from .vision_build import VisionPlan, find_vision_precision, plan_vision
 from .weight_bindings import weight_bindings
 from .weights import Weight, checkpoint_weight
 
-DEFAULT_BATCH, DEFAULT_INPUT, DEFAULT_CAPACITY = 4, 1024, 4096
 CAREFUL_SHARE = 12  # one in so many down projections keeps eight bits where the rest has four: those of large inputs
 
 
@@ -129,23 +129,6 @@ def check_tensors(config: DecoderConfig, shapes: Mapping[str, tuple[int, ...]]) 
             )
 
 
-def choose_limits(config: DecoderConfig, limits: BuilderLimits | None) -> BuilderLimits:
-    """The given limits, or the default ones cut to what the model was trained for.
-
-    :raises CheckpointError: the cache would hold more positions than that.
-    """
-    maximum = config.max_position_embeddings
-    if limits is None:
-        capacity = min(DEFAULT_CAPACITY, maximum)
-        return BuilderLimits(DEFAULT_BATCH, min(DEFAULT_INPUT, capacity), capacity)
-    if limits.max_kv_cache_capacity > maximum:
-        raise CheckpointError(
-            f"max_kv_cache_capacity is {limits.max_kv_cache_capacity}; the model was trained for {maximum} positions: "
-            "ask for no more."
-        )
-    return limits
-
-
 def check_layers(layers: Collection[int], count: int) -> None:
     """:raises CheckpointError: a number that is no layer of the model."""
     for layer in layers:
@@ -157,7 +140,7 @@ def plan_build(
     checkpoint: Checkpoint,
     *,
     precision: str,
-    limits: BuilderLimits | None,
+    limits: BuilderLimits | WantedLimits | None,
     lowering: str,
     block_size: int | None = None,
     hidden_states: Collection[int] = (),
@@ -188,7 +171,7 @@ def plan_build(
             raise CheckpointError("room for adapters is asked for in a policy, which has none; leave lora_rank out.")
         policy = plan_policy(checkpoint, target, tower_precision, policy_settings)
         vision = plan_vision(policy.language.vision, target, tower_precision, policy.language.tower)
-        checkpoint, limits = policy.language.text, limits or policy.language.limits
+        checkpoint = policy.language.text
     elif policy_settings is not None and policy_settings.contract:
         raise CheckpointError("a policy's contract is named for a model that is no policy; leave policy_contract out.")
     elif not text_only:
@@ -201,7 +184,7 @@ def plan_build(
         config = replace(config, deepstack=tower.get("deepstack_planes", 0), blocks="blocks" in tower and answers)
     elif policy is None:
         check_text_alone(config)
-    limits = choose_limits(config, limits)
+    limits = choose_limits(config, limits, policy.language.limits if policy else None)
     check_tensors(config, checkpoint.shapes)
     check_layers(hidden_states, config.num_hidden_layers)
     for token in checkpoint.eos_token_ids:

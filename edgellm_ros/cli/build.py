@@ -11,11 +11,10 @@ from typing import Any
 from ..builder.adapters import AdapterLimits
 from ..builder.build import Progress, build_engine
 from ..builder.build_check import check_build
-from ..builder.build_plan import DEFAULT_BATCH, DEFAULT_CAPACITY, DEFAULT_INPUT
+from ..builder.limits import DEFAULT_BATCH, DEFAULT_CAPACITY, DEFAULT_INPUT, WantedLimits
 from ..builder.lowerings import LOWERINGS
 from ..builder.tensorrt_build import DEFAULT_WORKSPACE, PlanOptions, check_compiler, check_lowering, compile_plan
 from ..builder.wheel_models import WHEEL_MODELS
-from ..engine_format import BuilderLimits
 from ..errors import CheckpointError
 
 
@@ -146,15 +145,8 @@ class ProgressLine:
             print(file=sys.stderr)
 
 
-def _limits(arguments: argparse.Namespace) -> BuilderLimits | None:
-    """None when nothing was asked for: then the model may lower the defaults."""
-    given = (arguments.max_batch, arguments.max_input, arguments.max_kv)
-    if all(value is None for value in given):
-        return None
-    batch, length, capacity = given
-    capacity = DEFAULT_CAPACITY if capacity is None else capacity
-    length = min(DEFAULT_INPUT, capacity) if length is None else length
-    return BuilderLimits(DEFAULT_BATCH if batch is None else batch, length, capacity)
+def _limits(arguments: argparse.Namespace) -> WantedLimits:
+    return WantedLimits(arguments.max_batch, arguments.max_input, arguments.max_kv)
 
 
 def _adapter_limits(arguments: argparse.Namespace) -> AdapterLimits | None:

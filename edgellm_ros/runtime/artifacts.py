@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..backends.base import Backend
 from ..backends.registry import open_backend
-from ..engine_format import EngineDirectory, open_engine_directory
+from ..engine_format import EngineDirectory, check_answers, open_engine_directory
 from ..errors import EdgeLLMError, EngineDirectoryError, RefusalCode
 from ..json_values import shown
 from ..vision.visual_directory import VisualDirectory, find_visual_directory, open_visual_directory
@@ -52,6 +52,7 @@ class ModelArtifacts:
             if not isinstance(given, str | Path) or engine_dir is None:
                 raise EngineDirectoryError(f"{name} is {shown(given)}; want the path of a folder.")
         directory = open_engine_directory(engine_dir)
+        check_answers(directory)
         source = WeightSource.of(directory, checkpoint_dir)
         check_kinds({"tokenizer": tokenizer}, or_none(of_kind(Tokenizer, "a Tokenizer")))
         check_kinds(

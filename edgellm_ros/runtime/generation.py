@@ -131,6 +131,7 @@ class SteppedGeneration:
         self.parallel_rank = parallel_rank
         self._on_close = on_close
         self._closed = False
+        self._released = False
 
     @property
     def closed(self) -> bool:
@@ -140,9 +141,10 @@ class SteppedGeneration:
     def close(self, why: Refusal | None = None) -> None:
         """Let go of everything, in order; ``why`` goes to the sequences that had not ended.
 
-        Where a step of another thread does not end, its consumers are told all the same, and the rest stays taken.
+        Where a step of another thread does not end, its consumers are told all the same, and the rest stays taken until
+        that thread closes it, too.
         """
-        if self._closed:
+        if self._released:
             return
         self._closed = True
         why = why or Refusal(RefusalCode.CANCELLED, "the request was dropped before it ended.")
@@ -158,6 +160,7 @@ class SteppedGeneration:
                 self._let_go()
 
     def _let_go(self) -> None:
+        self._released = True
         try:
             self._on_close(self)
         finally:

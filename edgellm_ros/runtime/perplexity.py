@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..backends.registry import open_backend
-from ..engine_format import open_engine_directory
+from ..engine_format import check_answers, open_engine_directory
 from ..errors import BackendError, RequestError
 from .executor import ModelExecutor
 from .tokenizer import Tokenizer
@@ -107,6 +107,7 @@ def measure_perplexity(
     :raises RequestError: the text has fewer than two tokens.
     """
     directory = open_engine_directory(engine_dir)
+    check_answers(directory)
     token_ids = Tokenizer.from_directory(directory.path).encode(text, add_special_tokens=True, allow_control=False)
     with closing(open_backend(backend, threads=threads, directory=directory)) as opened:
         executor = ModelExecutor(directory, opened, prefill_chunk=CHUNK, score_chunk=CHUNK)

@@ -51,10 +51,8 @@ class StageTimes:
     def record(self, stage: str, seconds: float) -> None:
         """One run of a stage."""
         count, total = self._totals.get(stage, (0, 0.0))
+        self._last.setdefault(stage, deque(maxlen=_KEPT)).append(seconds)  # first: a reader goes by the totals
         self._totals[stage] = (count + 1, total + seconds)
-        if stage not in self._last:
-            self._last[stage] = deque(maxlen=_KEPT)
-        self._last[stage].append(seconds)
 
     def timed(self, stage: str, work: Callable[[_Given], _Made]) -> Callable[[_Given], _Made]:
         """``work``, every call of which is a run of the stage."""

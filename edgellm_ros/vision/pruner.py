@@ -76,7 +76,7 @@ class VisualPrunerConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.enabled, bool):
             raise _bad(f"enabled is {shown(self.enabled)}; want true or false")
-        if self.algorithm not in ALGORITHMS:
+        if not isinstance(self.algorithm, str) or self.algorithm not in ALGORITHMS:
             raise _bad(f"algorithm is {shown(self.algorithm)}; want one of {', '.join(ALGORITHMS)}")
         ratio = self.reduction_ratio
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < 1:

@@ -22,6 +22,7 @@ from edgellm_ros.builder.build import build_engine
 from edgellm_ros.builder.build_check import check_build
 from edgellm_ros.builder.random_weights import RandomCheckpoint, write_random_llama_checkpoint, write_safetensors
 from edgellm_ros.builder.wheel_models import WHEEL_MODELS, WheelModel
+from edgellm_ros.cli.main import main
 from edgellm_ros.engine_format import BuilderLimits, open_engine_directory
 from edgellm_ros.errors import CheckpointError, EngineDirectoryError, MissingPackageError
 
@@ -424,12 +425,29 @@ def test_default_limits_follow_what_the_model_was_trained_for(place, tmp_path):
     assert open_engine_directory(place).config.limits == BuilderLimits(4, 512, 512)
 
 
+@pytest.mark.parametrize(
+    ("options", "limits"),
+    [
+        (["--max-batch", "1"], (1, 512, 512)),
+        (["--max-input", "100"], (4, 100, 512)),
+        (["--max-kv", "200"], (4, 200, 200)),
+        (["--max-kv", "200", "--max-batch", "2"], (2, 200, 200)),
+    ],
+    ids=str,
+)
+def test_limits_that_nobody_gave_follow_the_model_too(tmp_path, place, options, limits):
+    short = write_random_llama_checkpoint(tmp_path / "short", max_position_embeddings=512)
+    assert main(["build", str(short), str(place), *options]) == 0
+    assert open_engine_directory(place).config.limits == BuilderLimits(*limits)
+
+
 REFUSED = {
     "missing": (["nowhere"], "nowhere"),
     "precision": (["CHECKPOINT", "--precision", "int3"], "int3"),
     "capacity-beyond-training": (["CHECKPOINT", "--max-kv", "9000"], "9000"),
     "prompt-beyond-cache": (["CHECKPOINT", "--max-kv", "100", "--max-input", "200"], "200"),
     "batch": (["CHECKPOINT", "--max-batch", "0"], "max_batch_size"),
+    "capacity-below-zero": (["CHECKPOINT", "--max-kv", "-1"], "max_kv_cache_capacity is -1"),
     "batch-too-large": (["CHECKPOINT", "--max-batch", "1000"], "max_batch_size"),
 }
 

@@ -90,3 +90,20 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLMInferenceR
 def alone(seeded: LLMInferenceRuntime) -> list[tuple[list[int], str, FinishReason]]:
     """Every one of SOME by itself."""
     return [outcome(answer(seeded, request(entry))) for entry in SOME]
+
+
+@pytest.fixture(scope="module")
+def adapter_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("adapters")
+
+
+@pytest.fixture(scope="module")
+def adapter_folders(adapter_folder: Path) -> dict[str, Path]:
+    from adapter_requests import engine  # what needs no engine needs no builder either
+    from adapters_for_tests import write_adapter
+
+    from edgellm_ros.adapter_format import AdapterFormat
+    from edgellm_ros.engine_format import open_engine_directory
+
+    form = AdapterFormat.from_config(open_engine_directory(engine(adapter_folder)).config.extra)
+    return {name: write_adapter(adapter_folder / name, form, 2 + place, place) for place, name in enumerate("abc")}

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 
 import pytest
 from runtime_helpers import answer, check_stream, drain, fake_runtime, item, outcome, request, stepped
 from tokenizers_for_tests import CHATML_TOKENS, byte_level
 
 from edgellm_ros.backends.fake import FakeMode, FakeScript
-from edgellm_ros.errors import MissingPackageError, RefusalCode, RequestError
+from edgellm_ros.errors import RefusalCode, RequestError
 from edgellm_ros.runtime.boundary import SlotSeed
-from edgellm_ros.runtime.guide_grammar import MAX_GUIDE_BYTES, Guide, GuideKind
+from edgellm_ros.runtime.guide_grammar import Guide, GuideKind
 from edgellm_ros.runtime.guided import GuideCompiler
 from edgellm_ros.runtime.reasoning import ReasoningRules
-from edgellm_ros.runtime.request import FinishReason, LLMGenerationResponse, Request, SamplingParameters
+from edgellm_ros.runtime.request import FinishReason, SamplingParameters
 from edgellm_ros.runtime.scheduler import RequestEngine, RequestEngineConfig
 from edgellm_ros.runtime.sequence import EndRules, Sequence
 from edgellm_ros.runtime.streaming import StreamChannel
@@ -231,70 +230,6 @@ def test_a_guide_that_cannot_go_on_ends_its_row_alone(runtime, monkeypatch):
     response = answer(runtime, request(item("q", guided_decoding=PICK), item("free", max_generate_length=9)))
     assert response.finish_reasons[0] is FinishReason.ERROR and response.messages[0].startswith("the guide cannot")
     assert outcome(response, 1) == outcome(free)
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "words"),
-    [
-        ("json_schema", '{"a":', "not JSON: Expecting value at line 1, column 6"),
-        ("json_schema", "[]", "want an object"),
-        ("json_schema", '{\n "items": {"uniqueItems": true}}', "line 2, column 13: Unimplemented"),
-        ("json_schema", '{"type": "objet"}', "line 1, column 11: Invalid type: objet"),
-        ("json_schema", '{"type": "string", "pattern": "b(a"}', "character 2 of 'b(a': unclosed group"),
-        ("regex", "(a|b", "character 1: unclosed group"),
-        ("regex", "a\n(b", "character 3: unclosed group"),
-        ("regex", "a(?=b)", "character 2: look-around"),
-        ("ebnf", "root ::= (foo", "Expected ')' at line 1"),
-        ("ebnf", 'root ::=\n  foo "a"', "line 2, column 3: Rule 'foo' not found"),
-        ("ebnf", "start: foo", 'line 1, column 8: unknown name: "foo"'),
-        ("ebnf", 'foo: "a"', "no start rule"),
-        ("choice", '["a", 3]', "choice 2 is 3"),
-        ("choice", '["a",', "column 6"),
-        ("choice", "[]", "empty"),
-        ("structural_tag", "{}", "triggers"),
-        (
-            "structural_tag",
-            '{"triggers": ["<g"], "structures": [{"begin": "<f>", "schema": {}, "end": ""}]}',
-            "trigger",
-        ),
-    ],
-)
-def test_bad_guides_are_refused_with_the_place(runtime, kind, text, words):
-    asked = request(item("q", guided_decoding=Guide(kind, text)))
-    assert not runtime.handle_request(asked, LLMGenerationResponse())
-    assert runtime.last_refusal.code is RefusalCode.BAD_GUIDE
-    assert words in runtime.last_refusal.message and "\n" not in runtime.last_refusal.message
-    assert outcome(answer(runtime, request("hi", max_generate_length=2)))[2] is FinishReason.LENGTH
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "words"),
-    [
-        ("yaml", "x", "want one of json_object"),
-        ("regex", " ", "empty"),
-        ("json_object", "{}", "leave it empty"),
-        ("regex", 3, "want a string"),
-        ("regex", "x" * (MAX_GUIDE_BYTES + 1), "at most"),
-    ],
-)
-def test_guides_are_checked_at_birth(kind, text, words):
-    with pytest.raises(RequestError, match=words):
-        Guide(kind, text)
-
-
-def test_what_a_guide_does_not_go_with_is_refused():
-    with pytest.raises(RequestError, match="ignore_eos"):
-        Request(guided_decoding=PICK, ignore_eos=True)
-    with pytest.raises(RequestError, match="want a Guide"):
-        Request(guided_decoding="yes")
-
-
-def test_a_missing_package_is_one_sentence(runtime, monkeypatch):
-    monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(MissingPackageError, match="pip install llguidance"):
-        answer(runtime, request(item("q", guided_decoding=PICK)))
-    monkeypatch.undo()
-    assert valid_pick(answer(runtime, request(item("q", guided_decoding=PICK))).output_texts[0])
 
 
 def test_a_scheduler_serves_guided_and_free_requests_together(runtime):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,22 @@ def test_what_is_no_text_is_one_sentence(
     assert main(["perplexity", str(engine), str(tmp_path / text)]) == 2
     out, err = capsys.readouterr()
     assert not out and said in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["perplexity", "generate"])
+def test_a_policy_that_answers_nothing_says_so(
+    engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    (tmp_path / "text").write_text("hi there")
+    shutil.copytree(engine, tmp_path / "policy")
+    manifest = json.loads((engine / "manifest.json").read_text())
+    manifest["files"] = {name: size for name, size in manifest["files"].items() if not name.startswith("llm.")}
+    (tmp_path / "policy" / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "policy" / "llm.onnx").unlink()
+    (tmp_path / "policy" / "action").mkdir()
+    arguments = [str(tmp_path / "text")] if command == "perplexity" else ["--prompt", "hi"]
+    assert main([command, str(tmp_path / "policy"), *arguments]) == 2
+    assert "use 'edgellm act'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("scale", [np.nan, np.inf, 1e5])

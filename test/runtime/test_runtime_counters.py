@@ -7,6 +7,7 @@ from runtime_helpers import answer, item, request
 
 from edgellm_ros.runtime.request import LLMGenerationResponse
 from edgellm_ros.runtime.session import GenerationSession
+from edgellm_ros.runtime.stage_times import StageTimes
 
 FOUR = [item(f"number {index}", max_generate_length=12, ignore_eos=True) for index in range(4)]
 
@@ -50,3 +51,17 @@ def test_stage_times_add_up(seeded):
         assert after[stage].count - before[stage].count == runs
         assert after[stage].p50 <= after[stage].p90 <= after[stage].p99
     assert after["llm_generation"].total == pytest.approx(seeded.rank.get_generation_metrics().seconds)
+
+
+def test_times_may_be_read_in_the_middle_of_the_first_of_a_stage():
+    """Readers are on other threads, and come when they like."""
+    times, seen = StageTimes(), []
+
+    class Watched(dict):
+        def __setitem__(self, stage, value):
+            super().__setitem__(stage, value)
+            seen.append(times.values()["first"].count)
+
+    times._totals = Watched()
+    times.record("first", 0.5)
+    assert seen == [1]
