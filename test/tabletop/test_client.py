@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("rclpy")
 
-from edgellm_ros.cli.demo_terminal import assignment, seed_of
+from edgellm_ros.cli.assignment import assignment
+from edgellm_ros.cli.demo_terminal import seed_of
 from edgellm_ros.errors import RequestError
 from edgellm_ros.tabletop.client import _message
 
