@@ -11,6 +11,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from .. import __version__
 from ..action.policy_manifest import ACTION_DIRECTORY
 from ..engine_format import (
@@ -213,6 +215,7 @@ def build_engine(
             return place
         parts = (part for part in (plan, plan.vision, plan.policy) if part is not None)
         needed = plan.passing_bytes + sum(sum(part.sizes.values()) for part in parts)
-        with writing(place, fingerprint, needed) as directory:
+        # what is not finite is refused in a sentence, to which NumPy's warnings add nothing
+        with writing(place, fingerprint, needed) as directory, np.errstate(all="ignore"):
             _write(plan, fingerprint, directory, report)
     return place

@@ -109,8 +109,7 @@ def scaled(weight: Weight, factor: float) -> Weight:
     multiplier = np.float32(factor)
 
     def read(start: int, stop: int) -> np.ndarray:
-        with np.errstate(all="ignore"):  # whoever uses them sees whether they are finite
-            return np.asarray(weight.read(start, stop) * multiplier, dtype=np.float32)
+        return np.asarray(weight.read(start, stop) * multiplier, dtype=np.float32)
 
     def read_int8(start: int, stop: int) -> Blocks | None:
         blocks = weight.read_int8(start, stop)

@@ -350,6 +350,21 @@ def test_tensors_that_share_bytes_are_refused(model, tmp_path):
     assert "share bytes" in sentence and up in sentence and down in sentence
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("scale", [np.inf, np.nan])
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int4"])
+def test_a_scale_that_is_not_finite_is_one_sentence_and_no_warning(model, tmp_path, kind, scale, precision):
+    _, config, tensors = model
+    file = llama_gguf(config, tensors, kind)
+    shape, number, data = file.tensors["blk.1.ffn_up.weight"]
+    file.tensors["blk.1.ffn_up.weight"] = (shape, number, np.float16(scale).tobytes() + data[2:])
+    with pytest.raises(CheckpointError, match="not finite"):
+        build_engine(
+            file.write(tmp_path / "m.gguf"), tmp_path / "engine", precision=precision, limits=LIMITS, calibrate=False
+        )
+
+
 @pytest.mark.parametrize("name", ["model.layers.0.input_layernorm.weight", "blk.00.attn_norm.weight"])
 def test_another_name_of_the_same_tensor_is_refused(model, tmp_path, name):
     _, config, tensors = model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 
 import pytest
@@ -175,12 +176,14 @@ def test_a_scheduler_outlives_the_end_of_its_runtime(tmp_path):
     assert engine.shutdown(timeout=WAIT)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python itself, where there are threads
 def test_the_copy_in_a_forked_process_says_what_it_is(runtime):
     """An engine's threads are not forked with it: a step there might never end."""
     assert outcome(answer(runtime, request("hi")))[1] == "abcdefgh"
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
+        signal.alarm(int(WAIT))  # a child that waits for ever would keep its parent waiting
         try:
             runtime.handle_request(request("hi"), LLMGenerationResponse())
             said = "answered"
