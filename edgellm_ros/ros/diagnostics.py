@@ -69,7 +69,13 @@ def diagnostic_statuses(facts: DiagnosticFacts) -> list[DiagnosticStatus]:
         *(status(f"input {camera.name}", _camera(facts, camera), camera.values()) for camera in facts.cameras),
         status(
             "output response",
-            _topic(facts, facts.response_topic, f"{facts.response_subscribers} subscribers"),
+            # Pieces of the answer go out below it.
+            _topic(
+                facts,
+                facts.response_topic,
+                f"{facts.response_subscribers} subscribers",
+                f"{facts.response_topic}/delta",
+            ),
             {
                 "topic": facts.response_topic,
                 "subscribers": facts.response_subscribers,
@@ -155,8 +161,8 @@ def _camera(facts: DiagnosticFacts, camera: CameraFacts) -> tuple[Level, str]:
     return level, sentence
 
 
-def _topic(facts: DiagnosticFacts, topic: str, message: str) -> tuple[Level, str]:
-    problem = facts.qos_problems.get(topic, "")
+def _topic(facts: DiagnosticFacts, topic: str, message: str, *others: str) -> tuple[Level, str]:
+    problem = next((facts.qos_problems[name] for name in (topic, *others) if name in facts.qos_problems), "")
     return (Level.WARN, problem) if problem else (Level.OK, message)
 
 
