@@ -75,15 +75,16 @@ def _register_hypothesis_profiles() -> None:
     settings.load_profile("quick")
 
 
-def _take_interrupts() -> None:
-    """A shell starts background jobs with interrupts ignored, and what a test starts would inherit that."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+def _take_signals() -> None:
+    """A shell starts background jobs with interrupts ignored, nohup with hangups: what a test starts inherits that."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 _set_ros_environment()
 _register_hypothesis_profiles()
-_take_interrupts()
+_take_signals()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,6 +14,7 @@ pytest.importorskip("cv2")
 pytest.importorskip("onnx")
 
 DEADLINE = 240.0
+pytestmark = pytest.mark.timeout(500)
 
 
 @pytest.fixture(scope="module")

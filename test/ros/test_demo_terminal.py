@@ -24,6 +24,7 @@ from edgellm_ros.cli.terminal_picture import picture_lines
 DEADLINE = 50.0
 TASK = "grab the cyan disc and place it on the pink disc"
 CTRL_C, CTRL_D = "\x03", "\x04"
+pytestmark = pytest.mark.timeout(400)
 
 
 class Terminal:

@@ -14,7 +14,7 @@ from scripted_host import wait_for
 
 from edgellm_ros.backends.fake import FakeScript, write_fake_engine_directory
 
-DEADLINE = 180.0  # s; a busy machine takes a minute to build an engine
+DEADLINE = 60.0
 
 
 def command(*arguments: str) -> list[str]:

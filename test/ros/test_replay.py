@@ -28,6 +28,7 @@ from edgellm_ros.ros.replay_record import ReplayRecord, answer_entry, chunk_entr
 
 BEGIN = 1_700_000_000_000_000_000
 DEADLINE = 120.0
+pytestmark = pytest.mark.timeout(500)
 DURATION = "{sec: 0, nsec: 0}"
 QUALITY = (
     "[{history: keep_last, depth: 1, reliability: reliable, durability: volatile, liveliness: automatic, "

@@ -187,6 +187,7 @@ def test_the_shipped_checkpoint_acts_and_answers(options, accuracy, engine, caps
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_the_node_does_the_same_through_its_topics(engine, capsys, other_domain):
     pytest.importorskip("rclpy")
     command = ["tabletop-eval", "--engine-dir", str(engine), "--node", "--domain", os.environ["ROS_DOMAIN_ID"]]
