@@ -166,9 +166,9 @@ def _wait_until_active(session: NodeSession, start: float) -> None:
         while not (client.lifecycle == "active" and client.connected):
             spin_until(session.executor, lambda: client.lifecycle == "active" and client.connected, 0.2)
             sentence = client.status.message if client.status else ""
-            tick(sentence)
             if client.status is not None and client.status.level == b"\x02":
                 raise EdgeLLMError(f"the node did not become active: {sentence}", RefusalCode.NOT_ACTIVE)
+            tick(sentence)
             if session.ended:
                 raise EdgeLLMError(f"{session.why_ended()}\n{session.output()}".rstrip(), RefusalCode.NOT_ACTIVE)
             if time.monotonic() - start > START_TIMEOUT:
