@@ -64,6 +64,15 @@ def _nothing_is_left_over() -> Iterator[None]:
     assert not waiting, f"{len(waiting)} channels never got their last chunk"
 
 
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLMInferenceRuntime]:
+    """A fake engine that greets, with three places, shared by the tests of a file that has no runtime of its own."""
+    directory = tmp_path_factory.mktemp("fake") / "engine"
+    script = FakeScript(answers=["Hello there"])
+    with fake_runtime(directory, script, max_batch=3, max_input=50, max_kv=60, prefill_chunk=16) as made:
+        yield made
+
+
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
     before = edgellm_threads()

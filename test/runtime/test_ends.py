@@ -20,15 +20,6 @@ from edgellm_ros.runtime.streaming import StreamChannel
 from edgellm_ros.runtime.tokenizer import Tokenizer
 
 
-@pytest.fixture(scope="module")
-def runtime(tmp_path_factory):
-    with fake_runtime(
-        tmp_path_factory.mktemp("fake") / "engine", FakeScript(answers=["Hello there"]),
-        max_batch=3, max_input=50, max_kv=60, prefill_chunk=16,
-    ) as made:  # fmt: skip
-        yield made
-
-
 def test_a_failure_behind_the_end_changes_nothing(runtime):
     """The first reason stays: the callback of the last token comes after it."""
 

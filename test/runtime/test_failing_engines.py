@@ -18,15 +18,6 @@ from edgellm_ros.runtime.request import (
 from edgellm_ros.runtime.streaming import StreamChannel
 
 
-@pytest.fixture(scope="module")
-def runtime(tmp_path_factory):
-    with fake_runtime(
-        tmp_path_factory.mktemp("fake") / "engine", FakeScript(answers=["Hello there"]),
-        max_batch=3, max_input=50, max_kv=60, prefill_chunk=16,
-    ) as made:  # fmt: skip
-        yield made
-
-
 @pytest.mark.parametrize("fault", [Fault.NAN, Fault.RAISE, Fault.OUT_OF_MEMORY, Fault.CRASH])
 @pytest.mark.parametrize("step", [0, 1, 4])
 def test_a_failing_step_ends_rows_in_error_and_the_next_request_runs(tmp_path, fault, step):

@@ -8,7 +8,6 @@ import threading
 import pytest
 from runtime_helpers import answer, drain, fake_runtime, request
 
-from edgellm_ros.backends.fake import FakeScript
 from edgellm_ros.errors import BackendError, MisuseError, RefusalCode
 from edgellm_ros.runtime.request import (
     FinishReason,
@@ -16,15 +15,6 @@ from edgellm_ros.runtime.request import (
 )
 from edgellm_ros.runtime.session import GenerationSession
 from edgellm_ros.runtime.streaming import StreamChannel
-
-
-@pytest.fixture(scope="module")
-def runtime(tmp_path_factory):
-    with fake_runtime(
-        tmp_path_factory.mktemp("fake") / "engine", FakeScript(answers=["Hello there"]),
-        max_batch=3, max_input=50, max_kv=60, prefill_chunk=16,
-    ) as made:  # fmt: skip
-        yield made
 
 
 def test_overlap_leaves_both_responses_alone(runtime):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from runtime_helpers import answer, fake_runtime, item, request
 
-from edgellm_ros.backends.fake import FakeScript
 from edgellm_ros.errors import EdgeLLMError, InputTooLongError, MisuseError, RefusalCode, RequestError
 from edgellm_ros.runtime.guide_grammar import Guide
 from edgellm_ros.runtime.rank_runtime import LLMRankRuntime
@@ -20,15 +19,6 @@ from edgellm_ros.runtime.request import (
     ToolCall,
 )
 from edgellm_ros.runtime.streaming import StreamChannel
-
-
-@pytest.fixture(scope="module")
-def runtime(tmp_path_factory):
-    with fake_runtime(
-        tmp_path_factory.mktemp("fake") / "engine", FakeScript(answers=["Hello there"]),
-        max_batch=3, max_input=50, max_kv=60, prefill_chunk=16,
-    ) as made:  # fmt: skip
-        yield made
 
 
 def ids(count: int) -> LLMGenerationRequest:
