@@ -257,7 +257,7 @@ METADATA_FAULTS = {
     "chat-template": (
         "tokenizer.chat_template",
         "{% for %}",
-        "(tokenizer.chat_template): the chat template is not valid",
+        "(tokenizer.chat_template): the chat template is not",
     ),
     "yarn-extrapolation": ("llama.rope.scaling.yarn_ext_factor", 0.5, "yarn_ext_factor"),
 }
