@@ -5,8 +5,11 @@ from collections.abc import Iterator
 import pytest
 from backend_driver import BackendDriver
 from backend_subjects import SUBJECTS, Subject
+from cuda_device import open_cuda_backend
+from pretend_gpu import pretend_backend
 
 from edgellm_ros.backends.base import Backend
+from edgellm_ros.backends.cuda.backend import CUDABackend
 from edgellm_ros.engine_format import open_engine_directory
 
 _PARAMETERS = [
@@ -39,3 +42,10 @@ def exact_driver(subject: Subject, driver: BackendDriver) -> BackendDriver:
     if open_engine_directory(subject.directory).manifest.precision == "int8":
         pytest.skip("eight-bit products of one row and of several round differently, so near ties may fall either way")
     return driver
+
+
+@pytest.fixture(scope="module", params=["pretended", pytest.param("gpu", marks=pytest.mark.gpu)])
+def cuda(request: pytest.FixtureRequest) -> Iterator[CUDABackend]:
+    backend = open_cuda_backend() if request.param == "gpu" else pretend_backend()
+    yield backend
+    backend.close()
