@@ -42,6 +42,7 @@ TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 ACTION_DIRECTORY = "action"  # of the engine directory, where a policy acts
+POLICY_FILE = "policy.json"  # in it
 VISUAL_DIRECTORY = "visual"  # of the engine directory, or of another one, where the model sees images
 VISUAL_GRAPH_FILE = "visual.onnx"
 VISUAL_DATA_FILE = VISUAL_GRAPH_FILE + ".data"

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..engine_format import ACTION_DIRECTORY as ACTION_DIRECTORY
+from ..engine_format import POLICY_FILE as POLICY_FILE
 from ..errors import EngineDirectoryError, PolicyError
 from ..json_values import finite_number, plain_text, read_json, shown, whole_number
 from .camera_slots import CameraSlot as CameraSlot
@@ -27,8 +28,7 @@ from .robot_adapter import ADAPTERS, RobotAdapter
 from .solver import MAX_DENOISE_STEPS, FlowDirection
 from .time_embedding import Waves
 
-POLICY_FILE = "policy.json"
-CONTRACT_VERSION = 1
+CONTRACT_VERSION = 2  # 1: waypoints stood behind what they read of a cache; no fingerprints
 
 
 class ActionMeaning(str, Enum):

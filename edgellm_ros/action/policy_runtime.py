@@ -53,6 +53,7 @@ class PolicyRuntime:
         self._engines: PolicyEngines | ContextEngines | ReasoningEngines
         driving = self.manifest.driving
         self.reasoning_sampling = SamplingRow()
+        self.reasoning_tokens: int | None = None  # that are said at most; None: the policy's own number
         if driving is not None:
             self._engines = ReasoningEngines(directory, self.manifest, self._backend, self.tokenizer)
             self.reasoning_sampling = SamplingRow(driving.temperature, top_p=driving.top_p)
@@ -168,7 +169,7 @@ class PolicyRuntime:
         if isinstance(self._engines, ReasoningEngines):
             history = _history(observation)
             sampling = replace(self.reasoning_sampling, seed=seed % (1 << 64))
-            said = self._engines.reason(ids, Reasoning(history, sampling, on_text, cancelled))
+            said = self._engines.reason(ids, Reasoning(history, sampling, self.reasoning_tokens, on_text, cancelled))
             if said is None:
                 return None
             reasoning, pruning = said, self._engines.pruned(pruner)

@@ -2,6 +2,7 @@
 
 The words are those of the language model, on the executor that answers prompts. Its cache then holds the prompt, the
 reasoning and the marker that ends it; the action engine reads all of that, and its waypoints continue the positions.
+Keys and values are copied from the cache to its inputs on the device.
 """
 
 from __future__ import annotations
@@ -27,14 +28,19 @@ from .driving import Driving
 from .policy_manifest import PolicyManifest
 
 OnText = Callable[[str], None]
+ROOM_STEP = 64  # positions that the action engine reads are a multiple of, so that loops of one length are recorded
 
 
 @dataclass(frozen=True)
 class Reasoning:
-    """What is asked of one observation: positions that were driven [points,3] in m, and how words are chosen."""
+    """What is asked of one observation: positions that were driven [points,3] in m, and how words are chosen.
+
+    ``tokens`` is the most that are said; None leaves it to the policy.
+    """
 
     history: np.ndarray
     sampling: SamplingRow
+    tokens: int | None = None
     on_text: OnText = lambda text: None
     cancelled: Callable[[], bool] = lambda: False
 
@@ -45,26 +51,21 @@ class ReasoningEngines(ActionEngine):
     def __init__(
         self, directory: EngineDirectory, manifest: PolicyManifest, backend: Backend, tokenizer: Tokenizer
     ) -> None:
-        super().__init__(directory.path, manifest, backend)
         if manifest.driving is None:
             raise PolicyError(f"{directory.path} holds no policy that reasons; build it again.")
         self._driving: Driving = manifest.driving
+        self._executor = ModelExecutor(directory, backend)  # first, since it asks for the memory of all of them
+        super().__init__(directory.path, manifest, backend)
         self._vision = VisionRunner.open(directory.path / VISUAL_DIRECTORY, backend)
-        self._executor = ModelExecutor(directory, backend)
         self._executor.media.encode = self._vision.encode
-        if not hasattr(self._executor.cache.export_block(0, 0, 1), "arrays"):
-            raise PolicyError(
-                f"the backend {backend.name} keeps its cache where the action engine does not read it; run this policy "
-                "on the backend onnxruntime."
-            )
         self._tokenizer, self._ends_of_text = tokenizer, {*directory.config.eos_token_id, self._driving.marker}
         allowed = np.zeros(-(-directory.config.vocab_size // 32) * 32, dtype=bool)
         allowed[: directory.config.vocab_size] = True
         first, count = self._driving.silent
         allowed[first : first + count] = False
         self._allowed = np.packbits(allowed, bitorder="little").view(np.int32)
-        self._handoff = [name for name in self._action.inputs if name.startswith("prefix_")]
-        self._room = 0
+        self._handoff = self._handoff_inputs(directory)
+        self._room = self._read = 0  # positions that tensors of the handoff are there for, and of them those in use
         self._items: list[MediaItem] = []
         head, rest = manifest.prompt_format.split("{images}")
         before, rest = rest.split("{history}")
@@ -75,6 +76,30 @@ class ReasoningEngines(ActionEngine):
             tokenizer.encode(after),
             tokenizer.encode(tail),
         )
+
+    def _handoff_inputs(self, directory: EngineDirectory) -> list[str]:
+        """Inputs of the action engine that are the cache's: of every layer keys, then values.
+
+        :raises PolicyError: it takes others than the cache holds.
+        """
+        taken = [name for name in self._action.inputs if name.startswith("prefix_")]
+        dtype, names = self._executor.cache.dtype, []
+        for layer, (heads, size) in enumerate(directory.config.kv_layers[: len(taken) // 2]):
+            for kind, shape in (("key", (1, heads, size, -1)), ("value", (1, heads, -1, size))):
+                spec = self._action.inputs.get(name := f"prefix_{kind}_{layer}")
+                if spec is None or (spec.dtype, spec.shape) != (dtype, shape):
+                    found = "no such input" if spec is None else f"{spec.dtype.value} {spec.shape}"
+                    raise PolicyError(
+                        f"{directory.path} has an action engine with {found} for {name!r}; its language model caches "
+                        f"{dtype.value} {shape}: build both at one precision."
+                    )
+                names.append(name)
+        if len(names) != len(taken):
+            raise PolicyError(
+                f"{directory.path} has an action engine that reads {len(taken) // 2} layers of a cache with "
+                f"{len(names) // 2}; build it again."
+            )
+        return names
 
     def fit(self, images: Sequence[np.ndarray]) -> list[MediaItem]:
         """Pictures uint8 RGB [H,W,3], ready to stand in the prompt."""
@@ -122,7 +147,8 @@ class ReasoningEngines(ActionEngine):
         while token is None:
             done, token = executor.prefill(0, ids, done)
         decoder, text, length = codecs.getincrementaldecoder("utf-8")("replace"), [], len(ids)
-        for _ in range(min(driving.reasoning_tokens, room)):
+        most = driving.reasoning_tokens if asked.tokens is None else asked.tokens
+        for _ in range(min(most, room)):
             if token == NOT_FINITE:
                 raise ObservationError("the language model gave numbers that are not finite; check the pictures.")
             if token in self._ends_of_text:
@@ -145,19 +171,18 @@ class ReasoningEngines(ActionEngine):
         self._executor.decode([self._driving.marker], [length])
         self._length = length + 1
         self._next_position = self._length + delta
-        block = self._executor.cache.export_block(0, 0, self._length)
-        if self._length > self._room:
-            self._room = min(2 * self._length, self._executor.limits.max_kv_cache_capacity)
+        capacity = self._executor.limits.max_kv_cache_capacity
+        self._read = min(-(-self._length // ROOM_STEP) * ROOM_STEP, capacity)
+        if self._read > self._room:
+            self._room = min(2 * self._read, capacity)
             for name in self._handoff:
                 self._bind(self._action, name, self._sized(self._action, name, self._room))
-        pairs = iter(block.arrays())
-        for index, (keys, values) in enumerate(zip(pairs, pairs, strict=True)):
-            for kind, array in (("key", keys.transpose(0, 2, 1)), ("value", values)):
-                tensor = self._bound(self._action, f"prefix_{kind}_{index}").prefix((1, *array.shape))
-                tensor.write(np.ascontiguousarray(array[None]))
+        tensors = [self._bound(self._action, name).prefix(shape) for name, shape in self._handoff_shapes().items()]
+        self._executor.cache.copy_out(0, self._length, tensors)
 
     def _handoff_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: self._sized(self._action, name, self._length) for name in self._handoff}
+        """Of all that is read; what lies behind the prefix nobody sees."""
+        return {name: self._sized(self._action, name, self._read) for name in self._handoff}
 
     def close(self) -> None:
         """Close the engines; a second call does nothing."""

@@ -98,6 +98,16 @@ class KVCache(Protocol):
         """Write a block that ``export_block`` gave (possibly of another row) at ``start``."""
         ...
 
+    def copy_out(self, row: int, length: int, tensors: Sequence[Tensor]) -> None:
+        """Enqueue a copy of the first ``length`` positions of a row, zeros behind them, for a graph that reads it.
+
+        ``tensors`` are for the first layers, or all, keys [1,heads,head size,room], turned, then values
+        [1,heads,room,head size], of the cache's type; ``room`` is at least ``length``, and the same everywhere.
+
+        :raises MisuseError: another number, shape or type of tensors, or positions outside.
+        """
+        ...
+
 
 class Engine(Protocol):
     """A compiled graph. Bind once, run many; ``run`` only enqueues."""

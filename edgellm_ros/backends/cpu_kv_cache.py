@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..errors import BackendError, MisuseError
-from .base import CacheLayout, DataType
-from .host_tensor import aligned_zeros
+from .base import CacheLayout, DataType, Tensor
+from .cache_room import check_room
+from .host_tensor import aligned_zeros, host_array
 
 CACHE_DTYPES = (DataType.FLOAT32, DataType.FLOAT16)
 
@@ -122,6 +124,17 @@ class CPUKVCache:
         self._check(row, start, block.count)
         for array, values in zip(self.arrays, block.arrays(), strict=True):
             array[row, :, start : start + block.count] = values
+
+    def copy_out(self, row: int, length: int, tensors: Sequence[Tensor]) -> None:
+        """See ``KVCache.copy_out``."""
+        self._check(row, 0, length)
+        check_room(self._layout, length, tensors)
+        for index, (array, tensor) in enumerate(zip(self.arrays, tensors, strict=False)):
+            place = host_array(tensor)[0]
+            if index % 2 == 0:
+                place = place.transpose(0, 2, 1)
+            place[:, :length] = array[row, :, :length]
+            place[:, length:] = 0
 
     def _check(self, row: int, start: int, count: int) -> None:
         if not (0 <= row < self._rows and start >= 0 and count >= 0 and start + count <= self._capacity):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import MisuseError
-from .base import CacheLayout, DataType
+from .base import CacheLayout, DataType, Tensor
 
 EMPTY = -1  # id and position of a slot that was never written
 
@@ -54,6 +55,10 @@ class FakeKVCache:
         """Write slots that ``export_block`` gave."""
         self._check(row, start, len(block))
         self.slots[row, start : start + len(block)] = block
+
+    def copy_out(self, row: int, length: int, tensors: Sequence[Tensor]) -> None:
+        """:raises MisuseError: there are no keys and values here."""
+        raise MisuseError("the backend fake has no keys and values to copy out; run this policy on another backend.")
 
     def _check(self, row: int, start: int, count: int) -> None:
         if not (0 <= row < self.rows and start >= 0 and count >= 0 and start + count <= self.capacity):

@@ -43,7 +43,6 @@ def plan_graphs(directory: EngineDirectory) -> list[PlanGraph]:
     """Every graph of an engine directory that a plan is compiled of.
 
     :raises EngineDirectoryError: the directory ``visual`` fails a check.
-    :raises CheckpointError: it holds a policy that has no plans.
     """
     limits = directory.config.limits
     noted = {
@@ -62,10 +61,12 @@ def plan_graphs(directory: EngineDirectory) -> list[PlanGraph]:
         actions = directory.path / ACTION_DIRECTORY
         manifest = read_policy_manifest(actions) if actions.is_dir() else None
         if manifest is not None:
-            profiles = (*(profiles if found else ()), policy_tower_profile(manifest, visual.tower))
+            # Pictures of one that reasons go the way of the language model's own.
+            own = () if manifest.driving is not None else (policy_tower_profile(manifest, visual.tower),)
+            profiles = (*(profiles if found else ()), *own)
         found.append(PlanGraph(visual.graph, visual.manifest.precision, noted, profiles))
         if manifest is not None:
             graphs = sorted(actions.glob("*.onnx"), key=lambda graph: graph.name == ACTION_GRAPH_FILE)  # main one last
-            profile = policy_profile(manifest)
+            profile = policy_profile(manifest, limits)
             found += [PlanGraph(graph, visual.manifest.precision, {}, (profile,)) for graph in graphs]
     return found

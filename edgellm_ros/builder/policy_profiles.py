@@ -9,7 +9,8 @@ from __future__ import annotations
 from functools import partial
 
 from ..action.policy_manifest import Handoff, PolicyManifest, StateInput
-from ..errors import BackendError, CheckpointError
+from ..engine_format import BuilderLimits
+from ..errors import BackendError
 from ..vision.visual_directory import TILES, TowerSettings
 from .plan_profiles import Profile, Ranges, Shape
 from .visual_profiles import visual_profiles, visual_ranges
@@ -30,13 +31,11 @@ def policy_tower_profile(manifest: PolicyManifest, tower: TowerSettings) -> Prof
     return partial(visual_ranges, sizes={**sizes, "patches": (least, most // _LONGEST, most)})
 
 
-def policy_profile(manifest: PolicyManifest) -> Profile:
-    """Of what lies in the directory ``action``. :raises CheckpointError: of a policy that has no plans."""
-    if manifest.driving is not None:
-        raise CheckpointError(
-            "a plan is asked of a policy that reasons before it drives, which ONNX Runtime runs on the CPU; build it "
-            "without --plan."
-        )
+def policy_profile(manifest: PolicyManifest, limits: BuilderLimits) -> Profile:
+    """Of what lies in the directory ``action``; ``limits`` are those of the language model."""
+    if manifest.driving is not None:  # it reads the language model's own cache
+        capacity = limits.max_kv_cache_capacity
+        return partial(_ranges, sizes={"prefix": (1, min(limits.max_input_len, capacity), capacity)})
     state = int(manifest.state_input is StateInput.PREFIX_TOKEN)
     context = manifest.handoff is Handoff.CONTEXT
     pictures, marks = len(manifest.seen_cameras) * manifest.image_tokens, _MOST_MARKS if context else 0

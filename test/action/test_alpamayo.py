@@ -279,6 +279,31 @@ def test_fewer_expert_layers_and_another_number_of_steps_need_no_other_code(copy
         build_engine(copy, tmp_path / "other")
 
 
+def test_an_expert_of_fewer_layers_reads_the_first_ones(copy, tmp_path):
+    edited(copy, lambda config: config["expert_cfg"].update(num_hidden_layers=1))
+    weights = load_file(copy / "model.safetensors")
+    gone = ("expert.layers.1.", "expert.layers.2.")
+    kept = {name: value for name, value in weights.items() if not name.startswith(gone)}
+    save_file(kept, copy / "model.safetensors")
+    path = build_engine(copy, tmp_path / "engine")
+    moved = ARRAYS["history"].copy()
+    moved[3, 1] += 0.1
+    found = [compute(path, given=observed(history=history)).normalised for history in (ARRAYS["history"], moved)]
+    assert scaled_error(*found) > 1e-4 and scaled_error(found[0], ARRAYS["all_normalised"]) > 1e-4
+
+
+def test_the_words_may_be_fewer_than_the_policy_would_say(engine):
+    with PolicyRuntime(engine, threads=1) as opened:
+        opened.reasoning_sampling = SamplingRow()
+        lengths = []
+        for opened.reasoning_tokens in (0, 2, None):
+            chunk = opened.compute(observed(), "", noise=ARRAYS["all_noise"])
+            lengths.append(opened.prefix_length)
+            assert bool(chunk.reasoning) == (opened.reasoning_tokens != 0)
+    start = len(ARRAYS["prompt_ids"]) + 1
+    assert lengths == [start, start + 2, start + len(ARRAYS["said"])]
+
+
 def test_the_command_prints_reasoning_and_path(engine, tmp_path):
     np.savez(tmp_path / "seen.npz", ego_history=ARRAYS["history"], **dict(zip(CAMERAS, ARRAYS["images"], strict=True)))
     np.save(tmp_path / "noise.npy", ARRAYS["all_noise"])

@@ -123,7 +123,7 @@ def test_values_are_padded_with_zeros_behind():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"contract_version": 2}, "contract_version 2; this version reads 1"),
+        ({"contract_version": 1}, "contract_version 1; this version reads 2: build it again"),
         ({"horizon": None}, "horizon is None"),
         ({"meaning": "levitation"}, "bad value"),
         ({"surprise": 1}, "bad value"),

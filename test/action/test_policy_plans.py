@@ -21,12 +21,11 @@ from edgellm_ros.action.policy_runtime import PolicyRuntime
 from edgellm_ros.backends.cuda.plan_file import main_plan, plan_of
 from edgellm_ros.backends.cuda.tensorrt_api import TensorRT
 from edgellm_ros.backends.registry import open_backend
-from edgellm_ros.builder import plan_graphs
 from edgellm_ros.builder.build import build_engine
 from edgellm_ros.builder.policy_profiles import policy_profile
 from edgellm_ros.cli.main import main
 from edgellm_ros.engine_format import open_engine_directory
-from edgellm_ros.errors import BackendError, CheckpointError
+from edgellm_ros.errors import BackendError
 from edgellm_ros.vision.visual_directory import open_visual_directory
 
 FAMILIES = ("smolvla", "pi0", "pi05", "groot")
@@ -151,16 +150,7 @@ def test_a_picture_beyond_the_plan_is_refused_with_the_range(compiled):
 def test_an_input_of_unknown_shape_is_refused(compiled, name, shape):
     path, _ = compiled("smolvla")
     with pytest.raises(BackendError, match="varies where this version knows no range"):
-        policy_profile(read_policy_manifest(path / "action"))(name, shape)
-
-
-def test_a_policy_that_drives_is_told_that_it_has_no_plans(compiled, monkeypatch):
-    path, _ = compiled("smolvla")
-    manifest = read_policy_manifest(path / "action")
-    object.__setattr__(manifest, "driving", object())
-    monkeypatch.setattr(plan_graphs, "read_policy_manifest", lambda folder: manifest)
-    with pytest.raises(CheckpointError, match=r"reasons before it drives.*without --plan"):
-        plan_graphs.plan_graphs(open_engine_directory(path))
+        policy_profile(read_policy_manifest(path / "action"), open_engine_directory(path).config.limits)(name, shape)
 
 
 def test_a_directory_without_the_plan_of_its_actions_is_passed_over(compiled, tmp_path):

@@ -180,6 +180,31 @@ def scatter_positions(grid: Grid, table: int, past: int, query: int, chunk: int,
                     )  # fmt: skip
 
 
+def _lay_out(dtype: Any, grid: Grid, table: int, length: int, room: int) -> None:
+    for array in range(grid[1]):
+        source, destination, head_stride, position_stride, heads, size, turned, _ = struct.unpack(
+            "=4Q4I", ctypes.string_at(table + array * 48, 48)
+        )
+        out = view(destination, dtype, heads, *((size, room) if turned else (room, size)))
+        out[...] = 0
+        for head in range(heads):
+            for position in range(length):
+                offset = (head * head_stride + position * position_stride) * np.dtype(dtype).itemsize
+                values = view(source + offset, dtype, size)
+                if turned:
+                    out[head, :, position] = values
+                else:
+                    out[head, position] = values
+
+
+def lay_out_16(grid: Grid, table: int, length: int, room: int) -> None:
+    _lay_out(np.uint16, grid, table, length, room)
+
+
+def lay_out_32(grid: Grid, table: int, length: int, room: int) -> None:
+    _lay_out(np.uint32, grid, table, length, room)
+
+
 class _Row:
     """One draw's state and its slices of the tables."""
 

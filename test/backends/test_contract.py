@@ -269,6 +269,32 @@ def test_exported_blocks_rebuild_a_prefix_in_another_row(driver: BackendDriver) 
     assert [first, *driver.advance([first], 7, 2)[0]] == wanted
 
 
+def test_a_row_is_copied_out_as_attention_reads_it(subject: Subject, driver: BackendDriver) -> None:
+    layers, room = subject.config.kv_layers, len(PROMPT) + 5
+    shapes = [shape for heads, size in layers for shape in ((1, heads, size, room), (1, heads, room, size))]
+
+    def copied(row: int, length: int) -> list[np.ndarray]:
+        tensors = [driver.backend.allocate(shape, DataType.FLOAT32) for shape in shapes]
+        for tensor in tensors:
+            tensor.write(np.full(tensor.shape, 3.0, np.float32))
+        driver.cache.copy_out(row, length, tensors)
+        values = [tensor.numpy()[0] for tensor in tensors]
+        return [array if index % 2 else array.swapaxes(1, 2) for index, array in enumerate(values)]
+
+    if driver.backend.name == "fake":
+        with pytest.raises(MisuseError, match="has no keys and values"):
+            copied(0, 1)
+        return
+    driver.start(0, PROMPT)
+    driver.start(2, [*PROMPT[:4], *OTHER])
+    first, second = copied(0, len(PROMPT)), copied(2, 4)
+    for ours, other in zip(first, second, strict=True):  # [heads, room, size]
+        assert np.allclose(ours[:, :4], other[:, :4], atol=1e-5) and not ours[:, len(PROMPT) :].any()
+        assert all(np.abs(ours[:, at]).max() > 0 for at in range(len(PROMPT))) and not other[:, 4:].any()
+        assert len({ours[:, at].tobytes() for at in range(len(PROMPT))}) > 1
+    assert driver.advance([1], 1)[0] and driver.history[0]  # the cache is as it was
+
+
 @pytest.mark.parametrize(
     "call",
     [

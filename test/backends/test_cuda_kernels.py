@@ -238,6 +238,51 @@ def test_what_lies_outside_a_cache_or_belongs_elsewhere_is_refused(cuda: CUDABac
         CUDAKVCache(cuda.device, cuda.kernels, CacheLayout(((1, 8),), DataType.INT8), 1, 8, CacheOrder.HEADS_FIRST)
 
 
+@pytest.mark.parametrize("order", list(CacheOrder), ids=lambda order: order.value)
+@pytest.mark.parametrize("dtype", [DataType.FLOAT32, DataType.FLOAT16, DataType.BFLOAT16])
+@pytest.mark.parametrize(("size", "room"), [(64, 96), (5, 37)], ids=["wide", "odd"])
+def test_a_row_is_laid_out_for_another_graph_with_zeros_behind_it(
+    cuda: CUDABackend, order: CacheOrder, dtype: DataType, size: int, room: int
+) -> None:
+    layout = CacheLayout(((3, size), (1, 2 * size), (2, size)), dtype)
+    cache = CUDAKVCache(cuda.device, cuda.kernels, layout, 3, 100, order)
+    images = fill(cuda, cache)
+    for length, layers in ((35, 3), (room - 1, 2), (0, 1)):
+        shapes = [shape for heads, width in layout.layers[:layers]
+                  for shape in ((1, heads, width, room), (1, heads, room, width))]  # fmt: skip
+        tensors = [put(cuda, np.full(shape, 7, dtype.numpy), dtype) for shape in shapes]
+        cache.copy_out(1, length, tensors)
+        for index, (tensor, image) in enumerate(zip(tensors, images, strict=False)):
+            wanted = np.zeros((image.shape[2], room, image.shape[3]), dtype.numpy)
+            wanted[:, :length] = image[1, :length].swapaxes(0, 1)
+            found = tensor.numpy()[0]
+            np.testing.assert_array_equal(found if index % 2 else found.swapaxes(1, 2), wanted)
+    for ours, image in zip(content(cuda, cache), images, strict=True):
+        np.testing.assert_array_equal(ours, image)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dtype", "length"),
+    [
+        ([(1, 2, 8, 9), (1, 2, 9, 8)], DataType.FLOAT16, 10),
+        ([(1, 2, 8, 9), (1, 2, 9, 8)], DataType.FLOAT32, 9),
+        ([(1, 2, 8, 9), (1, 2, 12, 8)], DataType.FLOAT16, 9),
+        ([(1, 2, 9, 8), (1, 2, 9, 8)], DataType.FLOAT16, 8),
+        ([(1, 2, 8, 9)], DataType.FLOAT16, 9),
+        ([(1, 2, 8, 9), (1, 2, 9, 8)] * 2, DataType.FLOAT16, 9),
+    ],
+)
+def test_a_row_is_laid_out_into_nothing_else(
+    cuda: CUDABackend, shapes: list[tuple[int, ...]], dtype: DataType, length: int
+) -> None:
+    layout = CacheLayout(((2, 8),), DataType.FLOAT16)
+    cache = CUDAKVCache(cuda.device, cuda.kernels, layout, 1, 32, CacheOrder.HEADS_FIRST)
+    with pytest.raises(MisuseError, match="want float16 keys"):
+        cache.copy_out(0, length, [cuda.allocate(shape, dtype) for shape in shapes])
+    with pytest.raises(MisuseError, match="want some inside"):
+        cache.copy_out(1, 1, [])
+
+
 @pytest.mark.parametrize("size", [64, 5], ids=["wide", "odd"])
 def test_new_rows_are_scattered_to_their_positions_and_padding_nowhere(cuda: CUDABackend, size: int) -> None:
     rows, capacity, heads, batch, chunk, first = 5, 12, 2, 3, 4, 1

@@ -235,7 +235,10 @@ class SmolVla(nn.Module):
     def logits(self, images: Tensor, ids: Tensor, image_id: int) -> Tensor:
         """Next-token logits [B,L,V] of dialogues ids [B,L] whose image marks are replaced by image tokens in order."""
         x = self.text.embed_tokens(ids).float()
-        x = x.masked_scatter((ids == image_id)[..., None].expand_as(x), images.float())
+        marked = ids == image_id
+        # Not masked_scatter, whose gradient waits for the device.
+        place = (marked.cumsum(1) - 1).clamp(0, images.shape[1] - 1)[..., None].expand_as(x)
+        x = torch.where(marked[..., None], images.float().gather(1, place), x)
         positions = torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)
         out, _ = self.text(x, positions, None)
         return self.model.vlm_with_expert.vlm.lm_head(out)

@@ -5,7 +5,7 @@
 
 Data is made on the fly by worker processes and kept in a ring on the device. The schedule goes by the training time
 that all pieces have spent together, so a run may be cut into pieces of minutes; each piece ends with a whole checkpoint
-(``--whole``) and a light one (``OUT/light.*``).
+(``--whole``) and a light one (``OUT/light.*``), which ``--save-every`` writes on the way too, for a run that is cut.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from training.tabletop.checkpoints import load, save_light, save_whole
 from training.tabletop.closed_loop import TorchPolicy, evaluate, own_states
 from training.tabletop.feed import Feed
 from training.tabletop.losses import Objective
+from training.tabletop.recorded_step import PlainStep, RecordedStep, step_of
 from training.tabletop.sizes import Sizes
 from training.tabletop.text import IMAGE, Codec
 
@@ -57,6 +59,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--evaluate", type=int, default=0, help="episodes at the end, for each GPU")
     parser.add_argument("--reserve", type=float, default=25.0, help="seconds kept for checkpoints and evaluation")
     parser.add_argument("--log-every", type=int, default=50)
+    parser.add_argument("--save-every", type=float, default=0.0, help="minutes between light checkpoints; 0: none")
+    parser.add_argument("--plain", action="store_true", help="record no CUDA graph of the step")
     return parser.parse_args()
 
 
@@ -142,10 +146,17 @@ def main() -> None:
     def policy() -> TorchPolicy:
         return TorchPolicy(average.policy, STATISTICS, codec)
 
+    def state_now() -> dict[str, Any]:
+        modules = {"weights": objective, "mean": average, "optimiser": optimiser}
+        counts = {"step": step, "run": run, "spent": spent}
+        return {name: module.state_dict() for name, module in modules.items()} | counts
+
     feed.wait(min(options.first, options.ring // 2))
     note(event="start", produced=feed.produced, parameters=sum(p.numel() for p in objective.policy.parameters()))
     means, lives = list(average.parameters()), list(objective.parameters())
-    marked, produced, pace = time.time(), feed.produced, step
+    take: PlainStep | RecordedStep | None = None
+    saved_at = marked = time.time()
+    produced, pace = feed.produced, step
     sums: dict[str, torch.Tensor] = {}
     spent, total, clock = earlier, 60.0 * options.total_minutes, time.time()
     allowed = 60.0 * options.minutes - options.reserve - (clock - begin)
@@ -160,10 +171,9 @@ def main() -> None:
             group["lr"] = rate_at(step, progress, options, resumed_at)
         motion = feed.motions.draw(options.batch, generator)
         question = feed.questions.draw(options.questions, generator)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss, parts = objective(motion, question)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        if take is None:
+            take = step_of(objective, motion, question, plain=options.plain)
+        parts = take(motion, question)
         if processes > 1:
             share_gradients(lives, processes)
         norm = torch.nn.utils.clip_grad_norm_(lives, 1.0)
@@ -185,19 +195,15 @@ def main() -> None:
             states = own_states(policy(), rng, options.own_worlds)
             states.save(share)
             note(event="own states", count=states.worlds.count, took=round(time.time() - started, 1))
-    state = {
-        "weights": objective.state_dict(),
-        "mean": average.state_dict(),
-        "optimiser": optimiser.state_dict(),
-        "step": step,
-        "run": run,
-        "spent": spent,
-    }
+        if rank == 0 and options.save_every and time.time() - saved_at >= 60.0 * options.save_every:
+            save_light(options.out, state_now())
+            saved_at = time.time()
+            note(event="saved")
     feed.close()
     if rank == 0:
-        save_light(options.out, state)
+        save_light(options.out, state_now())
         if options.whole:
-            save_whole(options.whole, state)
+            save_whole(options.whole, state_now())
         note(event="saved")
     if options.evaluate:
         first = rank * options.evaluate

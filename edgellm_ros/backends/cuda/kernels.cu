@@ -154,3 +154,58 @@ extern "C" __global__ void scatter_positions(
             ((uint16*)to)[at] = ((const uint16*)from)[at];
     }
 }
+
+// The first ``length`` positions of a row for a graph that is not the cache's own, zeros behind them up to ``room``:
+// [heads, size, room] where ``turned``, else [heads, room, size]. Strides are in elements. Grid: (blocks, arrays); 256
+// threads move tiles of 32 by 32, so that reads and writes both go along a line.
+
+struct LayingOut {
+    const uint8* source;
+    uint8* destination;
+    uint64 head_stride;
+    uint64 position_stride;
+    uint32 heads;
+    uint32 size;
+    uint32 turned;
+    uint32 unused;
+};
+
+template <typename Element>
+__device__ __forceinline__ void lay_out(const LayingOut* table, Element (*tile)[33], int length, int room) {
+    const LayingOut array = table[blockIdx.y];
+    const int across = (array.size + 31) / 32, down = (room + 31) / 32;
+    const int column = threadIdx.x % 32, line = threadIdx.x / 32;
+    const Element* from = (const Element*)array.source;
+    Element* to = (Element*)array.destination;
+    for (int index = blockIdx.x; index < (int)array.heads * across * down; index += gridDim.x) {
+        const int head = index / (across * down), rest = index % (across * down);
+        const int first = rest / across * 32, start = rest % across * 32;  // position, element
+        for (int row = line; row < 32; row += 8) {
+            const int position = first + row, element = start + column;
+            Element value = 0;
+            if (position < length && element < (int)array.size)
+                value = from[head * array.head_stride + position * array.position_stride + element];
+            tile[row][column] = value;
+        }
+        __syncthreads();
+        for (int row = line; row < 32; row += 8) {
+            const int position = first + (array.turned ? column : row), element = start + (array.turned ? row : column);
+            if (position < room && element < (int)array.size) {
+                const uint64 at = array.turned ? ((uint64)head * array.size + element) * room + position
+                                               : ((uint64)head * room + position) * array.size + element;
+                to[at] = array.turned ? tile[column][row] : tile[row][column];
+            }
+        }
+        __syncthreads();
+    }
+}
+
+extern "C" __global__ void lay_out_16(const LayingOut* table, int length, int room) {
+    __shared__ uint16 tile[32][33];
+    lay_out(table, tile, length, room);
+}
+
+extern "C" __global__ void lay_out_32(const LayingOut* table, int length, int room) {
+    __shared__ uint32 tile[32][33];
+    lay_out(table, tile, length, room);
+}

@@ -28,6 +28,8 @@ SIGNATURES = {
         "euler_step": "PPfi",
         "copy_segments": "P",
         "scatter_positions": "PPPiii",
+        "lay_out_16": "Pii",
+        "lay_out_32": "Pii",
     },
     "sampling.cu": {
         "adjust_logits": "PTRSi",

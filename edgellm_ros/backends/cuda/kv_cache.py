@@ -7,6 +7,7 @@ positions of a row as a tensor of their own and gives the new rows back, which `
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -14,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from ...errors import BackendError, MisuseError
-from ..base import CacheLayout, DataType
+from ..base import CacheLayout, DataType, Tensor
+from ..cache_room import check_room
 from .device import Device
 from .kernels import Kernels
-from .tensor import CUDAMemory
+from .tensor import CUDAMemory, cuda_tensor
 
 CACHE_DTYPES = (DataType.FLOAT32, DataType.FLOAT16, DataType.BFLOAT16)
 SEGMENT = np.dtype(
@@ -26,7 +28,15 @@ SEGMENT = np.dtype(
         ("bytes", "u8"), ("segments", "u8"),
     ]
 )  # fmt: skip
+_LAYING_OUT = np.dtype(
+    [
+        ("source", "u8"), ("destination", "u8"), ("head_stride", "u8"), ("position_stride", "u8"),
+        ("heads", "u4"), ("size", "u4"), ("turned", "u4"), ("unused", "u4"),
+    ]
+)  # fmt: skip
 _THREADS = 128
+_TILE, _TILE_THREADS = 32, 256  # positions and elements of a head that a block moves at a time
+_MOST_BLOCKS = 256  # that share the tiles of one array
 
 
 class CacheOrder(Enum):
@@ -162,6 +172,23 @@ class CUDAKVCache:
         table[f"{place}_stride"] = self._strides()
         table[f"{packed}_stride"] = table["bytes"]
         self._copy(table)
+
+    def copy_out(self, row: int, length: int, tensors: Sequence[Tensor]) -> None:
+        """See ``KVCache.copy_out``; nothing leaves the device."""
+        self._check(row, 0, length)
+        room = check_room(self.layout, length, tensors)
+        table = np.zeros(len(tensors), dtype=_LAYING_OUT)
+        item = self.dtype.numpy.itemsize
+        for array, ((heads, width), tensor) in enumerate(zip(self._arrays, tensors, strict=False)):
+            size, first = width // item, self.order is CacheOrder.HEADS_FIRST
+            steps = (self._capacity * size, size) if first else (size, heads * size)
+            place = cuda_tensor(tensor, self._device).address
+            table[array] = (self.address(array, row), place, *steps, heads, size, array % 2 == 0, 0)
+        if table.size and room:
+            self._device.write(self._table.address, table)
+            tiles = max(heads * -(-width // item // _TILE) for heads, width in self._arrays) * -(-room // _TILE)
+            kernel = self._kernels[f"lay_out_{8 * item}"]
+            kernel.launch((min(tiles, _MOST_BLOCKS), table.size, 1), _TILE_THREADS, self._table.address, length, room)
 
     def _segments(self, count: int) -> np.ndarray:
         """A table whose pieces hold ``count`` positions: one a head, or one for all heads."""

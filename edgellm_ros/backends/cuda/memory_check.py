@@ -10,10 +10,12 @@ from ...engine_format import (
     GRAPH_FILE,
     MANIFEST_FILE,
     PLAN_FILE,
+    POLICY_FILE,
     VISUAL_DIRECTORY,
     VISUAL_GRAPH_FILE,
     EngineDirectory,
     open_engine_directory,
+    read_json,
 )
 from ...errors import BackendError
 from ..base import DataType
@@ -24,17 +26,28 @@ WORKING_BYTES = 256 << 20  # context, kernels, activations of a chunk, and logit
 
 
 def needed_bytes(directory: EngineDirectory, library: str) -> dict[str, int]:
-    """Device memory by use: weights, embeddings, caches and the rest; of a policy, what it acts with."""
+    """Device memory by use: weights, embeddings, caches and the rest; of a policy, what it acts with.
+
+    A policy that reasons acts with its language model too, and with a copy of its cache.
+    """
     files = directory.manifest.files
     if (directory.path / ACTION_DIRECTORY).is_dir():
         graphs = [name for name in files if "/" in name and name.endswith(".onnx")]
-        parts = [graph_bytes(directory.path / name, library) for name in graphs]
-        return {"weights": sum(parts), "embeddings": files.get(EMBEDDING_FILE, 0), "working": WORKING_BYTES}
+        parts = sum(graph_bytes(directory.path / name, library) for name in graphs)
+        if read_json(directory.path / ACTION_DIRECTORY / POLICY_FILE).get("driving") is None:
+            return {"weights": parts, "embeddings": files.get(EMBEDDING_FILE, 0), "working": WORKING_BYTES}
+        needed = _language_bytes(directory, library)
+        return {**needed, "weights": needed["weights"] + parts, "caches": 2 * needed["caches"]}
+    images = graph_bytes(directory.path / VISUAL_DIRECTORY / VISUAL_GRAPH_FILE, library)
+    return {**_language_bytes(directory, library), **({"images": images} if images else {})}
+
+
+def _language_bytes(directory: EngineDirectory, library: str) -> dict[str, int]:
+    files = directory.manifest.files
     weights = graph_bytes(directory.path / GRAPH_FILE, library)
     planned = library == "tensorrt" and (directory.path / PLAN_FILE).is_file()
     if directory.config.extra.get("tie_word_embeddings") and not planned:
         weights += files.get(EMBEDDING_FILE, 0)  # the head reads the same file, into memory of its own
-    images = graph_bytes(directory.path / VISUAL_DIRECTORY / VISUAL_GRAPH_FILE, library)
     config = directory.config
     limits = config.limits
     names = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -42,7 +55,6 @@ def needed_bytes(directory: EngineDirectory, library: str) -> dict[str, int]:
     width = sum(2 * heads * size for heads, size in config.kv_layers) * item
     return {
         "weights": weights,
-        **({"images": images} if images else {}),
         "embeddings": files.get(EMBEDDING_FILE, 0),
         "caches": width * limits.max_batch_size * limits.max_kv_cache_capacity,
         "working": WORKING_BYTES,

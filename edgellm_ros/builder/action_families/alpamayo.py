@@ -63,8 +63,9 @@ def build_action(layers: Layers, config: AlpamayoConfig) -> None:
         y = stack.norm(x, f"{shape.layer(index)}input_layernorm")
         keys, values = prefix_inputs(graph, index, shape.kv_heads, shape.head_dim)
         own = stack.turned(*stack.keys_and_values(y, index, tables))
-        (keys,) = graph.node("Concat", [keys, own[0]], axis=3)
-        (values,) = graph.node("Concat", [values, own[1]], axis=2)
+        # Its own stand first, so that what is read of the cache may be longer than what it holds.
+        (keys,) = graph.node("Concat", [own[0], keys], axis=3)
+        (values,) = graph.node("Concat", [own[1], values], axis=2)
         bias = bias or interval_bias(graph, rows, keys)
         x = graph.add(x, stack.attend(stack.queries(y, index, tables), keys, values, bias, index))
         x = graph.add(x, stack.mlp(stack.norm(x, f"{shape.layer(index)}post_attention_layernorm"), index))
