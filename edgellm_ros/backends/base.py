@@ -287,7 +287,7 @@ class Backend(Protocol):
     ) -> np.ndarray:
         """Rows of a prompt's embeddings [L,D] to keep, int32, ascending; ``token_selection.select_tokens`` says which.
 
-        Waits for the embeddings; the choice is on the host when it returns.
+        Chosen where the embeddings are; waits once, for the places.
         """
         ...
 

@@ -1,24 +1,22 @@
 """Which rows of a prompt's embeddings to keep: those least like a few pivots (DART, on input embeddings).
 
-Rows that resemble a pivot count as duplicates of it. It reads embeddings only, no attention weights. A device brings
-the two measures, sums of magnitudes and cosines; the choice by them is made here.
+Rows that resemble a pivot count as duplicates of it. It reads embeddings only, no attention weights. This is the rule,
+and how a CPU carries it out; the kernels of ``cuda/pruning.cu`` choose the same rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from .base import TokenSpan
 
+MOST_PIVOTS = 64  # of a span's own, and of the text's: what a kernel has room for
 SMALLEST_NORM = 1e-8
 ROWS_AT_ONCE = 256  # of a product with a pivot; bounds the copy in 32-bit numbers
 _UNLIKE_ANYTHING = np.float32(2)  # beyond every cosine: a row that is not finite is no better than any other
 _TAKEN = np.float32(np.inf)
-
-# cosines of the rows of each span to its pivots, float32 [pivots, rows], for spans with their pivots' rows
-Cosines = Callable[[Sequence[tuple[TokenSpan, np.ndarray]]], Sequence[np.ndarray]]
 
 
 def select_tokens(
@@ -33,49 +31,44 @@ def select_tokens(
     """
     magnitudes = np.abs(embeddings).sum(axis=1)
     norms = np.sqrt(np.einsum("ld,ld->l", embeddings, embeddings))
-
-    def cosines(wanted: Sequence[tuple[TokenSpan, np.ndarray]]) -> list[np.ndarray]:
-        found = []
-        for span, pivots in wanted:
-            values = np.empty((len(pivots), span.stop - span.start), np.float32)
-            # plain sums of products: a matrix product adds equal rows in different orders and would part equal values
-            for row, pivot in zip(values, pivots, strict=True):
-                for start in range(span.start, span.stop, ROWS_AT_ONCE):
-                    part = embeddings[start : min(start + ROWS_AT_ONCE, span.stop)]
-                    place = start - span.start
-                    row[place : place + len(part)] = np.einsum("nd,d->n", part, embeddings[pivot])
-            values /= np.maximum(norms[span.start : span.stop] * norms[pivots, None], np.float32(SMALLEST_NORM))
-            found.append(values)
-        return found
-
-    return choose_rows(magnitudes, spans, text_pivots, image_pivots, cosines)
-
-
-def choose_rows(
-    magnitudes: np.ndarray, spans: Sequence[TokenSpan], text_pivots: int, image_pivots: int, cosines: Cosines
-) -> np.ndarray:
-    """``select_tokens`` by ``magnitudes`` float32 [L] and ``cosines``, which is asked once."""
-    keep = np.ones(len(magnitudes), bool)
+    keep = np.ones(len(embeddings), bool)
     for span in spans:
         keep[span.start : span.stop] = False
     text = np.flatnonzero(keep)
     shared = text[_largest(magnitudes[text], text_pivots)]
-    own = [span.start + _largest(magnitudes[span.start : span.stop], min(image_pivots, span.quota)) for span in spans]
-    pivots = [np.concatenate([some, shared]).astype(np.int32) for some in own]
-    for span, some, found in zip(spans, own, cosines(list(zip(spans, pivots, strict=True))), strict=True):
-        keep[some] = True
-        left = span.quota - len(some)
-        values = np.where(found <= _UNLIKE_ANYTHING, found, _UNLIKE_ANYTHING)
-        values[:, some - span.start] = _TAKEN
-        for index, row in enumerate(values):
-            count = -(-left // (len(values) - index))
-            if not count:
-                break
-            chosen = _smallest(row, count)
-            keep[span.start + chosen] = True
-            values[index + 1 :, chosen] = _TAKEN
-            left -= count
+    for span in spans:
+        own = _largest(magnitudes[span.start : span.stop], min(image_pivots, span.quota))
+        values = _cosines(embeddings, norms, span, np.concatenate([span.start + own, shared]))
+        keep[span.start + _choose(values, own, span.quota)] = True
     return np.flatnonzero(keep).astype(np.int32)
+
+
+def _cosines(embeddings: np.ndarray, norms: np.ndarray, span: TokenSpan, pivots: np.ndarray) -> np.ndarray:
+    """Cosines of the rows of a span to its pivots, float32 [pivots, rows]."""
+    values = np.empty((len(pivots), span.stop - span.start), np.float32)
+    # plain sums of products: a matrix product adds equal rows in different orders and would part equal values
+    for row, pivot in zip(values, pivots, strict=True):
+        for start in range(span.start, span.stop, ROWS_AT_ONCE):
+            part = embeddings[start : min(start + ROWS_AT_ONCE, span.stop)]
+            place = start - span.start
+            row[place : place + len(part)] = np.einsum("nd,d->n", part, embeddings[pivot])
+    values /= np.maximum(norms[span.start : span.stop] * norms[pivots, None], np.float32(SMALLEST_NORM))
+    return values
+
+
+def _choose(cosines: np.ndarray, own: np.ndarray, quota: int) -> np.ndarray:
+    """Places of ``quota`` rows of a span in any order: its ``own`` pivots, and the shares of all pivots."""
+    values = np.where(cosines <= _UNLIKE_ANYTHING, cosines, _UNLIKE_ANYTHING)
+    values[:, own] = _TAKEN
+    taken, left = [own], quota - len(own)
+    for index, row in enumerate(values):
+        count = -(-left // (len(values) - index))
+        if not count:
+            break
+        taken.append(_smallest(row, count))
+        values[index + 1 :, taken[-1]] = _TAKEN
+        left -= count
+    return np.concatenate(taken)
 
 
 def _largest(values: np.ndarray, count: int) -> np.ndarray:

@@ -184,6 +184,10 @@ def plan_build(
         config = replace(config, deepstack=tower.get("deepstack_planes", 0), blocks="blocks" in tower and answers)
     elif policy is None:
         check_text_alone(config)
+        if vision_precision_name is not None:
+            raise CheckpointError(
+                f"vision precision is {vision_precision_name}, and no image tower is built; leave vision_precision out."
+            )
     limits = choose_limits(config, limits, policy.language.limits if policy else None)
     check_tensors(config, checkpoint.shapes)
     check_layers(hidden_states, config.num_hidden_layers)

@@ -10,6 +10,7 @@ from ..engine_format import CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER
 from ..errors import CheckpointError
 from .gguf_metadata import GGUFMetadata
 from .pre_tokenizers import PRE_TOKENIZERS
+from .tokenizer_check import check_chat_template
 from .tokenizer_json import Token, byte_level_tokenizer, merges_of_scores, post_processor, sentencepiece_tokenizer
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
@@ -131,7 +132,8 @@ def write_tokenizer_files(metadata: GGUFMetadata) -> dict[str, bytes]:
     files = {TOKENIZER_FILE: _dump(content), TOKENIZER_CONFIG_FILE: _dump(settings)}
     template = metadata.text("tokenizer.chat_template", "")
     if template:
-        files[CHAT_TEMPLATE_FILE] = template.encode()
+        place = f"{metadata.path} (tokenizer.chat_template)"
+        files[CHAT_TEMPLATE_FILE] = check_chat_template(template.encode(), place)
     return files
 
 

@@ -16,6 +16,7 @@ from ..errors import CheckpointError
 from ..json_values import MAX_JSON_BYTES, MAX_OBJECT_BYTES, without_repeats
 from .bounded_file import BoundedFile
 from .safetensors_file import SafetensorsFile
+from .tokenizer_check import check_chat_template
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -161,17 +162,20 @@ class HuggingFaceCheckpoint:
             )
         read_json_object(self.path / TOKENIZER_FILE, MAX_JSON_BYTES)
         files = {TOKENIZER_FILE: read_bytes(self.path / TOKENIZER_FILE)}
-        template = None
-        if (self.path / TOKENIZER_CONFIG_FILE).exists():
-            settings = read_json_object(self.path / TOKENIZER_CONFIG_FILE)
-            template = _default_template(settings.get("chat_template"))
-            files[TOKENIZER_CONFIG_FILE] = read_bytes(self.path / TOKENIZER_CONFIG_FILE)
+        template: str | None = None
+        place = self.path / TOKENIZER_CONFIG_FILE
+        if place.exists():
+            template = _default_template(read_json_object(place).get("chat_template"))
+            files[TOKENIZER_CONFIG_FILE] = read_bytes(place)
         if (self.path / "chat_template.json").exists():
-            template = _default_template(read_json_object(self.path / "chat_template.json").get("chat_template"))
-        if template is not None:
-            files[CHAT_TEMPLATE_FILE] = template.encode()
+            place = self.path / "chat_template.json"
+            template = _default_template(read_json_object(place).get("chat_template"))
+        content = None if template is None else template.encode()
         if (self.path / CHAT_TEMPLATE_FILE).exists():
-            files[CHAT_TEMPLATE_FILE] = read_bytes(self.path / CHAT_TEMPLATE_FILE)
+            place = self.path / CHAT_TEMPLATE_FILE
+            content = read_bytes(place)
+        if content is not None:
+            files[CHAT_TEMPLATE_FILE] = check_chat_template(content, str(place))
         return files
 
     def processor_files(self) -> Mapping[str, bytes]:

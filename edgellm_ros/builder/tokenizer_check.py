@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..engine_format import CHAT_TEMPLATE_FILE, TOKENIZER_FILE
-from ..errors import CheckpointError
+from ..chat_template import ChatTemplate
+from ..engine_format import TOKENIZER_FILE
+from ..errors import CheckpointError, EngineDirectoryError
 from ..tokenizer_failures import tokenizer_failures
 
 if TYPE_CHECKING:
@@ -25,10 +26,20 @@ def read_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
 
 
 def check_tokenizer_files(files: Mapping[str, bytes]) -> None:
-    """:raises CheckpointError: a tokenizer that cannot be loaded, or a chat template that is no text."""
+    """:raises CheckpointError: a tokenizer that cannot be loaded."""
     if TOKENIZER_FILE in files:
         read_tokenizer(files)
+
+
+def check_chat_template(content: bytes, place: str) -> bytes:
+    """The content; ``place`` says in which file of the checkpoint it stands.
+
+    :raises CheckpointError: it is no text, or not what a runtime would load.
+    """
     try:
-        files.get(CHAT_TEMPLATE_FILE, b"").decode()
+        ChatTemplate(content.decode())
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"{CHAT_TEMPLATE_FILE} is not UTF-8 text ({error}); fetch it again.") from None
+        raise CheckpointError(f"{place} is not UTF-8 text ({error}); fetch it again.") from None
+    except EngineDirectoryError as error:
+        raise CheckpointError(f"{place}: {error}") from None
+    return content

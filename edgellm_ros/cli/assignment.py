@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from ..errors import RequestError
@@ -38,9 +37,7 @@ def node_parameter(text: str) -> tuple[str, Any]:
     name, value = assignment(text)
     definitions = schema().by_name
     if name not in definitions:
-        near = difflib.get_close_matches(name, definitions, n=1)
-        hint = f"did you mean {near[0]}?" if near else "README.md lists those it has."
-        raise RequestError(f"The node has no parameter {shown(name)}; {hint}")
+        raise RequestError(f"The node has no parameter {shown(name)}; {schema().nearest(name)}")
     try:
         found = definitions[name].convert(value)
     except ValueError as error:

@@ -58,9 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workspace",
         type=int,
-        default=DEFAULT_WORKSPACE >> 20,
         metavar="MB",
-        help="scratch memory that a kernel of the plan may take (default: %(default)s)",
+        help=f"scratch memory that a kernel may take, with --plan (default: {DEFAULT_WORKSPACE >> 20})",
     )
     parser.add_argument(
         "--hidden-states",
@@ -171,11 +170,20 @@ def _random_seed(arguments: argparse.Namespace) -> int | None:
     return 0 if arguments.seed is None else int(arguments.seed)
 
 
+def _plan_options(arguments: argparse.Namespace) -> PlanOptions | None:
+    """None where no plan is compiled."""
+    if not arguments.plan:
+        if arguments.workspace is not None:
+            raise CheckpointError("--workspace is given without --plan; add it.")
+        return None
+    check_lowering(arguments.lowering)
+    return PlanOptions(DEFAULT_WORKSPACE if arguments.workspace is None else arguments.workspace << 20)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Build; 0 when the directory stands."""
     limits, seed = _limits(arguments), _random_seed(arguments)
-    if arguments.plan:
-        check_lowering(arguments.lowering)
+    plan = _plan_options(arguments)
     if not arguments.output:
         raise CheckpointError("OUT is empty; name the engine directory to write.")
     line = ProgressLine()
@@ -205,14 +213,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.check:
         print("\n".join(check_build(arguments.checkpoint, arguments.output, **settings).lines()))
         return 0
-    api = check_compiler(arguments.lowering, arguments.precision) if arguments.plan else None
+    api = check_compiler(arguments.lowering, arguments.precision) if plan else None
     try:
         path = build_engine(arguments.checkpoint, arguments.output, progress=progress, **settings)
         if api is not None:
-            compile_plan(path, PlanOptions(arguments.workspace << 20), line.plan, api=api)
+            compile_plan(path, plan, line.plan, api=api)
     finally:
         line.close()
     done = "was built already" if skipped else f"built in {time.monotonic() - start:.1f} s"
-    plan = " with its plan" if arguments.plan else ""
-    print(f"{path}: {arguments.precision} engine directory{plan}, {done}")
+    what = f"{arguments.precision} engine directory{' with its plan' if plan else ''}"
+    print(f"{path}: {what}, {done}")
     return 0

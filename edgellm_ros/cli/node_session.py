@@ -33,12 +33,17 @@ def set_environment(domain: int | None) -> None:
     """
     if domain is not None and not 0 <= domain <= LAST_DOMAIN:
         raise EdgeLLMError(f"--domain is {domain}; want 0 to {LAST_DOMAIN}.", RefusalCode.BAD_PARAMETER)
-    from ..ros.launch_spec import profile_environment
-
     os.environ["ROS_DOMAIN_ID"] = str(1 + os.getpid() % LAST_DOMAIN if domain is None else domain)
     os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
     if os.environ.get("ROS_DISTRO") == "humble":  # which does not know the range
         os.environ["ROS_LOCALHOST_ONLY"] = "1"
+    find_packages()
+
+
+def find_packages() -> None:
+    """Let ROS find its packages where they are wheels, and Fast DDS its profile; before rclpy is imported."""
+    from ..ros.launch_spec import profile_environment
+
     os.environ.setdefault("AMENT_PREFIX_PATH", sys.prefix)
     os.environ.update(profile_environment(os.environ))
 
@@ -91,26 +96,51 @@ def node_session(
     :raises EdgeLLMError: a node ended, could not load its engine, or took too long; what it wrote is in the message.
     """
     import rclpy
-    from rclpy.executors import SingleThreadedExecutor
-    from rclpy.signals import SignalHandlerOptions
 
     from ..ros.node_process import NodeProcess
 
     start = time.monotonic()
     with ExitStack() as stack:
         processes = [stack.enter_context(NodeProcess(spec)) for spec in specs]
-        rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-        stack.callback(rclpy.try_shutdown)
-        client = make_client(specs[-1])
-        executor = SingleThreadedExecutor()
-        executor.add_node(client)
-        session = NodeSession(processes, client, executor, [spec.name for spec in specs])
-        _wait_until_active(session, start)
+        names = [spec.name for spec in specs]
+        session = _session(stack, processes, names, lambda: make_client(specs[-1]), start)
         if not quiet:
             say(f"Node active after {time.monotonic() - start:.1f} s: process {processes[-1].pid}, {domain_text()}.")
         yield session
         rclpy.try_shutdown()
         session.exit_codes = [process.stop() for process in reversed(processes)]
+
+
+@contextmanager
+def attached_session(make_client: Callable[[], PromptClient]) -> Iterator[NodeSession]:
+    """The same with a node that somebody else starts, or has started, in the ROS domain of the environment.
+
+    :raises EdgeLLMError: it could not load its engine, or is not active in time.
+    """
+    with ExitStack() as stack:
+        yield _session(stack, (), (), make_client, time.monotonic())
+
+
+def _session(
+    stack: ExitStack,
+    processes: Sequence[NodeProcess],
+    names: Sequence[str],
+    make_client: Callable[[], PromptClient],
+    start: float,
+) -> NodeSession:
+    """A client that spins beside the processes, and an active node; ``stack`` ends it."""
+    import rclpy
+    from rclpy.executors import SingleThreadedExecutor
+    from rclpy.signals import SignalHandlerOptions
+
+    rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+    stack.callback(rclpy.try_shutdown)
+    client = make_client()
+    executor = SingleThreadedExecutor()
+    executor.add_node(client)
+    session = NodeSession(processes, client, executor, names)
+    _wait_until_active(session, start)
+    return session
 
 
 def check_ros() -> None:

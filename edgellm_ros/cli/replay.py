@@ -1,9 +1,10 @@
 """Play a recording of rosbag2 to the node and say whether it answers and acts as it did before.
 
-The node runs in a process of its own, takes its time from the recording and talks on this machine only. What it makes
-of the recording is kept as digests, with seeds, stamps and settings: `--output` writes them, `--expect` compares and
-names the first answer or chunk that differs. Chunks are equal at any pace where `action.pairing` is every, and answers
-where `generation.seed` is not -1 or `generation.temperature` is 0.
+The node runs in a process of its own, takes its time from the recording and talks on this machine only; with `--node`
+it is one that runs already, in the ROS domain of the environment. What it makes of the recording is kept as digests,
+with seeds, stamps and settings: `--output` writes them, `--expect` compares and names the first answer or chunk that
+differs. Chunks are equal at any pace where `action.pairing` is every, and answers where `generation.seed` is not -1 or
+`generation.temperature` is 0.
 """
 
 from __future__ import annotations
@@ -11,14 +12,25 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from ..errors import EdgeLLMError, RefusalCode, RequestError
 from .assignment import node_parameter
-from .node_session import LAST_DOMAIN, check_ros, node_session, say, set_environment
+from .node_session import (
+    LAST_DOMAIN,
+    NodeSession,
+    attached_session,
+    check_ros,
+    find_packages,
+    node_session,
+    say,
+    set_environment,
+)
 
 SETTLE = 10.0  # s
+_OF_A_START = ("engine_dir", "params_file", "set", "domain")  # options that are for a node which is started here
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="PARAMETER=VALUE", help="a parameter, before that of the file"
     )
+    parser.add_argument("--node", metavar="NAME", help="play to this one, such as /left/edgellm, and start none")
     parser.add_argument(
         "--remap", action="append", default=[], metavar="TOPIC:=TOPIC", help="a topic of the recording, and the node's"
     )
@@ -54,6 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name)
         if not (math.isfinite(value) and least <= value <= 1000.0):
             raise _bad(f"--{name.replace('_', '-')} is {value}; want {least:g} to 1000.")
+    for name in _OF_A_START if arguments.node else ():
+        if getattr(arguments, name) not in (None, []):
+            raise _bad(f"--{name.replace('_', '-')} is for a node that is started here; leave it out beside --node.")
     settings = dict(node_parameter(text) for text in arguments.set)
     remappings = dict(_remapping(text) for text in arguments.remap)
     from ..ros.replay_record import first_difference, load_record
@@ -61,7 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
     expected = load_record(arguments.expect) if arguments.expect else None
     if arguments.params_file and not arguments.params_file.is_file():
         raise _bad(f"--params-file {arguments.params_file} is no file; want the YAML file of the node.")
-    set_environment(arguments.domain)
+    if arguments.node:
+        find_packages()
+    else:
+        set_environment(arguments.domain)
     check_ros()
     found = _play(arguments, settings, remappings)
     if arguments.output:
@@ -79,13 +98,33 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _play(arguments: argparse.Namespace, settings: dict[str, Any], remappings: dict[str, str]) -> Any:
-    from dataclasses import replace
-
     from ..ros.bag import Bag
     from ..ros.client import spin_until
-    from ..ros.launch_spec import node_specs
     from ..ros.replay import Prompt, ReplayClient
 
+    prompt = None if arguments.prompt is None else Prompt(arguments.prompt, arguments.prompt_after)
+    with Bag(arguments.bag) as bag, _session(arguments, settings, ReplayClient) as session:
+        client = session.client
+        client.open(bag, lambda done, timeout: spin_until(session.executor, done, timeout), remappings)
+        if not arguments.json:
+            left = f"; left out {', '.join(client.left_out)}" if client.left_out else ""
+            say(f"Playing {', '.join(client.played)}{left}.")
+        client.play(bag, session.executor, rate=arguments.rate, settle=arguments.settle, prompt=prompt)
+        session.check()
+        return client.record()
+
+
+def _session(
+    arguments: argparse.Namespace, settings: dict[str, Any], client: type[Any]
+) -> AbstractContextManager[NodeSession]:
+    """With the node that is named, or with one of its own."""
+    from dataclasses import replace
+
+    from ..ros.launch_spec import node_specs
+
+    if arguments.node:
+        namespace, _, name = arguments.node.rpartition("/")
+        return attached_session(lambda: client(server=name, namespace=namespace or None))
     given = {"use_sim_time": "true"}
     if arguments.engine_dir:
         given["engine_dir"] = str(arguments.engine_dir)
@@ -93,18 +132,7 @@ def _play(arguments: argparse.Namespace, settings: dict[str, Any], remappings: d
         given["params_file"] = str(arguments.params_file)
     (spec,) = node_specs(given)
     spec = replace(spec, parameters={**spec.parameters, "report.include_text": True, **settings})
-    prompt = None if arguments.prompt is None else Prompt(arguments.prompt, arguments.prompt_after)
-    with Bag(arguments.bag) as bag:
-        quiet = arguments.json
-        with node_session([spec], lambda spec: ReplayClient(server=spec.name), quiet=quiet) as session:
-            client = session.client
-            client.open(bag, lambda done, timeout: spin_until(session.executor, done, timeout), remappings)
-            if not quiet:
-                left = f"; left out {', '.join(client.left_out)}" if client.left_out else ""
-                say(f"Playing {', '.join(client.played)}{left}.")
-            client.play(bag, session.executor, rate=arguments.rate, settle=arguments.settle, prompt=prompt)
-            session.check()
-            return client.record()
+    return node_session([spec], lambda spec: client(server=spec.name), quiet=arguments.json)
 
 
 def _remapping(text: str) -> tuple[str, str]:

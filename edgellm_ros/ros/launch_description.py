@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .launch_spec import LaunchArgument, NodeSpec
+from .launch_spec import CommandSpec, LaunchArgument, NodeSpec
 
 
 def launch_description(
-    arguments: Sequence[LaunchArgument], specs: Callable[[Mapping[str, str]], Sequence[NodeSpec]]
+    arguments: Sequence[LaunchArgument], specs: Callable[[Mapping[str, str]], Sequence[NodeSpec | CommandSpec]]
 ) -> Any:
-    """A ``launch.LaunchDescription`` that declares the arguments and starts the nodes that ``specs`` makes of them."""
-    from launch.actions import DeclareLaunchArgument, OpaqueFunction
+    """A ``launch.LaunchDescription`` that declares the arguments and starts what ``specs`` makes of them."""
+    from launch.actions import DeclareLaunchArgument, ExecuteProcess, OpaqueFunction, Shutdown
     from launch.launch_description import LaunchDescription
     from launch.substitutions import LaunchConfiguration
     from launch_ros.actions import Node
 
-    def nodes(context: Any) -> list[Any]:
+    def started(context: Any) -> list[Any]:
         values = {argument.name: LaunchConfiguration(argument.name).perform(context) for argument in arguments}
-        return [
-            Node(
-                package=spec.package,
-                executable=spec.executable,
-                name=spec.name,
-                namespace=spec.namespace,
-                parameters=[*spec.parameter_files, dict(spec.parameters)],
-                remappings=list(spec.remappings),
-                ros_arguments=spec.log_arguments(),
-                additional_env=dict(spec.environment),
-                output="screen",
-            )
-            for spec in specs(values)
-        ]
+        return [command(spec) if isinstance(spec, CommandSpec) else node(spec) for spec in specs(values)]
+
+    def node(spec: NodeSpec) -> Any:
+        return Node(
+            package=spec.package,
+            executable=spec.executable,
+            name=spec.name,
+            namespace=spec.namespace,
+            parameters=[*spec.parameter_files, dict(spec.parameters)],
+            remappings=list(spec.remappings),
+            ros_arguments=spec.log_arguments(),
+            additional_env=dict(spec.environment),
+            output="screen",
+        )
+
+    def command(spec: CommandSpec) -> Any:
+        return ExecuteProcess(
+            cmd=[sys.executable, "-m", spec.module, *spec.arguments()],
+            name=spec.name,
+            additional_env=dict(spec.environment),
+            output="screen",
+            on_exit=Shutdown(reason=f"{spec.name} has ended"),
+        )
 
     declared = [
         DeclareLaunchArgument(
@@ -43,4 +53,4 @@ def launch_description(
         )
         for argument in arguments
     ]
-    return LaunchDescription([*declared, OpaqueFunction(function=nodes)])
+    return LaunchDescription([*declared, OpaqueFunction(function=started)])

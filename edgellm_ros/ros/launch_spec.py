@@ -63,6 +63,25 @@ class NodeSpec:
         """The part that sets the log level."""
         return ["--log-level", self.log_level] if self.log_level else []
 
+    @property
+    def whole_name(self) -> str:
+        """With its namespace."""
+        return "/".join(["", *(part for part in self.namespace.split("/") if part), self.name])
+
+
+@dataclass(frozen=True)
+class CommandSpec:
+    """The command ``edgellm`` beside the nodes, with these words; when it ends, all of the launch does."""
+
+    name: str
+    words: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    module: str = "edgellm_ros.cli.main"
+
+    def arguments(self) -> list[str]:
+        """The command line after the module."""
+        return list(self.words)
+
 
 def launch_arguments() -> tuple[LaunchArgument, ...]:
     """All arguments of ``edgellm.launch.py`` in the order that ``--show-args`` gives them."""

@@ -11,16 +11,24 @@ from .node_main import run_node
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the node until a signal or a shutdown of its context; see ``run_node``."""
+    command_line = sys.argv[1:] if arguments is None else arguments
     return run_node(
-        "edgellm", _make_node, arguments, idle=lambda node: node.bridge.load == (False, 0), shut_down=_shut_down
+        "edgellm",
+        lambda: _make_node(command_line),
+        arguments,
+        idle=lambda node: node.bridge.load == (False, 0),
+        shut_down=_shut_down,
     )
 
 
-def _make_node() -> Any:
+def _make_node(command_line: Sequence[str]) -> Any:
     """:raises EdgeLLMError: a parameter is refused; ROS raises errors of its own for what it cannot read."""
     from .lifecycle_node import EdgeLLMNode
 
-    return EdgeLLMNode()
+    node = EdgeLLMNode()
+    for sentence in node.parameters.dropped_overrides(command_line):
+        node.get_logger().warning(sentence)
+    return node
 
 
 def _shut_down(node: Any) -> None:

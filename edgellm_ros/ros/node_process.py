@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from types import TracebackType
 
-from .launch_spec import NodeSpec
+from .launch_spec import CommandSpec, NodeSpec
 
 STOP_TIMEOUT = 10.0  # s for the process to end by itself, on a machine that is busy
 _SET_PARENT_DEATH_SIGNAL = 1
@@ -27,7 +27,7 @@ def _end_with_parent() -> None:
 class NodeProcess:
     """A running node; leaving the ``with`` block stops it. Its output goes to a file, shown when something fails."""
 
-    def __init__(self, spec: NodeSpec, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, spec: NodeSpec | CommandSpec, environment: Mapping[str, str] | None = None) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
         self._process = subprocess.Popen(
             [sys.executable, "-m", spec.module, *spec.arguments()],

@@ -7,6 +7,7 @@ found by the first test that imports it.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -216,6 +217,11 @@ class ParameterSchema:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_name", {definition.name: definition for definition in self.definitions})
+
+    def nearest(self, name: str) -> str:
+        """What to say behind a name that no parameter has."""
+        near = difflib.get_close_matches(name, self.by_name, n=1)
+        return f"did you mean {near[0]}?" if near else "README.md lists those it has."
 
     def defaults(self) -> dict[str, Value]:
         """Value by name before anything is set."""

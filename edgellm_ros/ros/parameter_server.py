@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,9 +11,10 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 
 from ..errors import EdgeLLMError, RefusalCode
-from ..runtime.guide_grammar import check_guide
+from .given_parameters import dropped_values
+from .parameter_rules import RULES
 from .parameter_schema import ParameterDefinition, ParameterEffect, ParameterType, schema
-from .parameters import GuideSettings, Settings
+from .parameters import Settings
 
 _BEFORE_A_CHANGE = {
     "active": "deactivate and clean up the node",
@@ -43,10 +43,6 @@ def descriptor(definition: ParameterDefinition) -> ParameterDescriptor:
     return message
 
 
-_GUIDE = ("guide.kind", "guide.text")
-_PIVOTS = ("visual_pruner.pivot_image_tokens", "visual_pruner.pivot_text_tokens")
-
-
 class ParameterServer:
     """Belongs to the executor's thread, as all parameter calls of a node do."""
 
@@ -69,8 +65,9 @@ class ParameterServer:
                 given = self._overrides()[definition.name].value
                 raise EdgeLLMError(_refusal_of(definition, given) or str(error), RefusalCode.BAD_PARAMETER) from None
         self._declaring = False
-        if reason := self._bad_guide({}) or self._bad_pivots({}):
-            raise EdgeLLMError(reason, RefusalCode.BAD_PARAMETER)
+        for names, bad in RULES:
+            if reason := bad(self._values(names, {})):
+                raise EdgeLLMError(reason, RefusalCode.BAD_PARAMETER)
 
     def settings(self) -> Settings:
         """All values as they are now."""
@@ -82,10 +79,21 @@ class ParameterServer:
         for name in self._overrides():
             if self._node.has_parameter(name) or name.startswith("qos_overrides."):
                 continue
-            near = difflib.get_close_matches(name, schema().by_name, n=1)
-            hint = f"; did you mean {near[0]}?" if near else "."
-            sentences.append(f"The parameter {name} was given but this node has no such parameter{hint}")
+            hint = schema().nearest(name)
+            sentences.append(f"The parameter {name} was given but this node has no such parameter; {hint}")
         return sentences
+
+    def dropped_overrides(self, command_line: Sequence[str]) -> list[str]:
+        """One sentence for each value given at start that ROS passed over for one of a named node.
+
+        :raises EdgeLLMError: ROS has dropped a value for an earlier one of another type.
+        """
+        node, kept = self._node, {name: parameter.value for name, parameter in self._overrides().items()}
+        dropped = dropped_values(command_line, node.get_name(), node.get_namespace(), kept, schema().by_name)
+        for value in dropped:
+            if value.by_type:
+                raise EdgeLLMError(str(value), RefusalCode.BAD_PARAMETER)
+        return [str(value) for value in dropped]
 
     def _overrides(self) -> Mapping[str, Any]:
         return getattr(self._node, "_parameter_overrides", {})  # rclpy tells them in no other way
@@ -103,31 +111,14 @@ class ParameterServer:
             )
             if reason:
                 return SetParametersResult(successful=False, reason=reason)
-        for names, bad in ((_GUIDE, self._bad_guide), (_PIVOTS, self._bad_pivots)):
+        for names, bad in RULES:
             changes = {parameter.name: parameter.value for parameter in parameters if parameter.name in names}
-            if changes and not self._declaring and (reason := bad(changes)):
+            if changes and not self._declaring and (reason := bad(self._values(names, changes))):
                 return SetParametersResult(successful=False, reason=reason)
         return SetParametersResult(successful=True)
 
     def _values(self, names: Sequence[str], changes: Mapping[str, Any]) -> dict[str, Any]:
         return {name: changes[name] if name in changes else self._node.get_parameter(name).value for name in names}
-
-    def _bad_pivots(self, changes: Mapping[str, Any]) -> str | None:
-        """Why the pivots, which are checked together, cannot be so."""
-        if any(self._values(_PIVOTS, changes).values()):
-            return None
-        return f"{' and '.join(_PIVOTS)} would both be 0; want at least one pivot."
-
-    def _bad_guide(self, changes: Mapping[str, Any]) -> str | None:
-        """Why kind and text of the guide, which are checked together, cannot be so."""
-        values = self._values(_GUIDE, changes)
-        try:
-            guide = GuideSettings(*values.values()).guide
-            if guide is not None:
-                check_guide(guide)
-        except EdgeLLMError as error:
-            return f"guide.kind {values['guide.kind']}: {error}"
-        return None
 
     def _too_late(self, definition: ParameterDefinition) -> str | None:
         state = self.lifecycle()

@@ -127,7 +127,13 @@ class ReplayClient(PromptClient):
             raise _bad(f"{bag.path} has {has}; the node listens to {takes} and to none of them: use --remap.")
         publishers = (*self._topics.values(), self._clock)
         if not spin(lambda: all(p.get_subscription_count() for p in publishers), DISCOVERY_TIMEOUT):
-            raise EdgeLLMError("The node did not find the publishers of the recording.", RefusalCode.NOT_ACTIVE)
+            deaf = not self._clock.get_subscription_count()
+            raise EdgeLLMError(
+                "The node does not listen to /clock; start it with use_sim_time set to true."
+                if deaf
+                else "The node did not find the publishers of the recording; start both again.",
+                RefusalCode.NOT_ACTIVE,
+            )
 
     def _heard(self) -> dict[str, str]:
         try:
@@ -173,8 +179,13 @@ class ReplayClient(PromptClient):
         self._clock.publish(Clock(clock=time_message(moment)))
 
     def record(self) -> ReplayRecord:
-        """What came until now; reports must hold the texts (``report.include_text``)."""
+        """What came until now.
+
+        :raises EdgeLLMError: reports do not hold the texts.
+        """
         reports = [pairs(report) for report in self.reports]
+        if not all("prompt" in report for report in reports):
+            raise _bad("The node's reports hold no texts to compare; set its parameter report.include_text to true.")
         engines = sorted({report.get("engine.fingerprint", "") for report in reports} - {""})
         return ReplayRecord(" ".join(engines), [answer_entry(report) for report in reports], list(self.chunks))
 

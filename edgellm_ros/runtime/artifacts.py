@@ -7,11 +7,11 @@ from pathlib import Path
 
 from ..backends.base import Backend
 from ..backends.registry import open_backend
+from ..chat_template import ChatTemplate, special_token_names
 from ..engine_format import EngineDirectory, check_answers, open_engine_directory
 from ..errors import EdgeLLMError, EngineDirectoryError, RefusalCode
 from ..json_values import shown
 from ..vision.visual_directory import VisualDirectory, find_visual_directory, open_visual_directory
-from .chat_template import ChatTemplate, special_token_names
 from .checkpoint_weights import WeightSource
 from .executor import ModelExecutor
 from .request_checks import check_kinds, of_kind, or_none

@@ -11,6 +11,7 @@ from ..action.noise import check_noise_seed
 from ..backends.base import Backend, EmbeddingTable
 from ..backends.cuda.plan_file import plan_of
 from ..backends.registry import open_backend
+from ..chat_template import special_token_names
 from ..engine_format import EngineConfig, EngineDirectory, Manifest
 from ..errors import EdgeLLMError, MisuseError, RefusalCode
 from ..json_values import shown
@@ -19,7 +20,6 @@ from ..vision.runner import VisionRunner
 from ..vision.visual_directory import VisualDirectory
 from .admission import Admission
 from .artifacts import ModelArtifacts, OpenedEngine, StepSizes
-from .chat_template import special_token_names
 from .context_cache import ContextCache, ContextCacheConfig, ContextCacheMetrics
 from .decoding.vanilla import VanillaDecoding
 from .hidden_states import HiddenStates, HiddenStatesView

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.base import Backend
+from ..chat_template import ChatTemplate
 from ..errors import (
     InputTooLongError,
     MisuseError,
@@ -16,7 +17,6 @@ from ..errors import (
 )
 from .artifacts import ModelArtifacts, StepSizes
 from .boundary import BoundaryHook
-from .chat_template import ChatTemplate
 from .context_cache import ContextCacheConfig
 from .founding import prefill_founders, seat_founders
 from .generation import (

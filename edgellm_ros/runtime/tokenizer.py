@@ -16,11 +16,11 @@ from typing import Any
 
 import tokenizers
 
+from ..chat_template import ChatTemplate, load_chat_template
 from ..engine_format import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from ..errors import EngineDirectoryError, RefusalCode, RequestError
 from ..json_values import read_json, read_text
 from ..tokenizer_failures import tokenizer_failures
-from .chat_template import ChatTemplate, load_chat_template
 from .conversation import template_messages, template_tools
 from .literal_text import Nonce, is_blank, valid_text
 from .media_marks import MediaFormat, MediaMarks

@@ -15,11 +15,11 @@ from enum import Enum
 from typing import Any
 
 from ..backends.base import Backend, Tensor, TokenSpan
+from ..backends.token_selection import MOST_PIVOTS
 from ..errors import RefusalCode, RequestError
 from ..json_values import shown
 
 ALGORITHMS = ("dart",)
-MOST_PIVOTS = 64  # of either kind; what a kernel has room for
 MOST_MIN_TOKENS = 4096
 
 

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 import pytest
 from backend_driver import BackendDriver
 from backend_subjects import SUBJECTS, Subject
+from cuda_device import open_cuda_backend
 
 from edgellm_ros.backends.base import Backend
+from edgellm_ros.backends.cuda.backend import CUDABackend
 from edgellm_ros.engine_format import open_engine_directory
 
 _PARAMETERS = [
@@ -39,3 +41,15 @@ def exact_driver(subject: Subject, driver: BackendDriver) -> BackendDriver:
     if open_engine_directory(subject.directory).manifest.precision == "int8":
         pytest.skip("eight-bit products of one row and of several round differently, so near ties may fall either way")
     return driver
+
+
+@pytest.fixture(scope="module", params=["pretended", pytest.param("gpu", marks=pytest.mark.gpu)])
+def cuda(request: pytest.FixtureRequest) -> Iterator[CUDABackend]:
+    if request.param == "gpu":
+        backend = open_cuda_backend()
+    else:
+        from pretend_gpu import pretend_backend  # needs ONNX Runtime, which a machine with TensorRT may lack
+
+        backend = pretend_backend()
+    yield backend
+    backend.close()

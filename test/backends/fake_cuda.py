@@ -19,7 +19,7 @@ import fake_kernels
 
 from edgellm_ros.backends.cuda.kernels import SIGNATURES
 
-_SIZES = {"P": "Q", "i": "i", "f": "f", "A": "48s", "T": "40s", "R": "64s", "S": "32s", "O": "64s"}
+_SIZES = {"P": "Q", "i": "i", "f": "f", "A": "48s", "T": "40s", "R": "64s", "S": "32s", "O": "64s", "V": "24s"}
 
 
 class Status(IntEnum):

@@ -14,6 +14,7 @@ from edgellm_ros.backends.host_images import resample as host_resample
 from edgellm_ros.backends.host_rows import euler_step as host_euler_step
 from edgellm_ros.backends.host_rows import gather_rows as host_gather_rows
 from edgellm_ros.backends.host_rows import splice_rows as host_splice_rows
+from edgellm_ros.backends.token_selection import MOST_PIVOTS
 
 Grid = tuple[int, int, int]
 SEGMENT = "=6Q"
@@ -83,24 +84,75 @@ def euler_step(grid: Grid, state: int, velocity: int, step: float, count: int) -
     host_euler_step(view(state, np.float32, count), view(velocity, np.float32, count), step)
 
 
-def row_measures(grid: Grid, rows: int, magnitudes: int, norms: int, width: int) -> None:
+class _Pivots:
+    """``Pivots`` of the source: places of a table, and how many each span has."""
+
+    def __init__(self, packed: bytes, spans: int) -> None:
+        self._rows, self.spans, self._most_own, self.text = struct.unpack("=Qiii4x", packed)
+        self.table = view(spans, np.int32, self.spans, 4)
+
+    def own(self, number: int) -> np.ndarray:
+        """To be written by ``choose_pivots``, and read by others."""
+        count = self.text if number == self.spans else min(self._most_own, int(self.table[number, 2]))
+        return view(self._rows + 4 * number * MOST_PIVOTS, np.int32, count)
+
+    def all(self, number: int) -> np.ndarray:
+        return np.concatenate([self.own(number), self.own(self.spans)])
+
+
+def row_measures(
+    grid: Grid, rows: int, spans: int, ranks: int, norms: int, owners: int, width: int, count: int
+) -> None:
     values = view(rows, np.float32, grid[0], width)
-    view(magnitudes, np.float32, grid[0])[...] = np.abs(values).sum(axis=1)
+    magnitudes = np.abs(values).sum(axis=1)
+    view(ranks, np.float32, grid[0])[...] = np.where(np.isnan(magnitudes), np.inf, -magnitudes)
     view(norms, np.float32, grid[0])[...] = np.sqrt(np.einsum("ld,ld->l", values, values))
+    whose = view(owners, np.int32, grid[0])
+    whose[...] = count
+    for number, (start, stop, _, _) in enumerate(view(spans, np.int32, count, 4)):
+        whose[start:stop] = number
+
+
+def choose_pivots(grid: Grid, ranks: int, owners: int, spans: int, pivots: bytes, length: int) -> None:
+    values, whose, table = view(ranks, np.float32, length), view(owners, np.int32, length), _Pivots(pivots, spans)
+    for number in range(grid[0]):
+        places = np.flatnonzero(whose == number)
+        best = places[np.argsort(values[places], kind="stable")]
+        own = table.own(number)
+        own[:] = best[: len(own)]
 
 
 def pivot_cosines(
-    grid: Grid, rows: int, norms: int, places: int, spans: int, pivots: int, cosines: int, width: int, count: int
+    grid: Grid, rows: int, norms: int, owners: int, spans: int, pivots: bytes, ranks: int, width: int
 ) -> None:
-    where, owners = view(places, np.int32, grid[0]), view(spans, np.int32, grid[0])
-    length = max(int(where.max()), int(view(pivots, np.int32, int(owners.max()) + 1, count).max())) + 1
-    values, sizes = view(rows, np.float32, length, width), view(norms, np.float32, length)
-    table, out = view(pivots, np.int32, int(owners.max()) + 1, count), view(cosines, np.float32, grid[0], count)
-    for index, place in enumerate(where):
-        for number, pivot in enumerate(table[owners[index]]):
-            if pivot >= 0:
-                product = np.einsum("d,d->", values[place], values[pivot])
-                out[index, number] = product / max(sizes[place] * sizes[pivot], np.float32(1e-8))
+    values, sizes = view(rows, np.float32, grid[0], width), view(norms, np.float32, grid[0])
+    table, whose = _Pivots(pivots, spans), view(owners, np.int32, grid[0])
+    for number in range(table.spans):
+        own = np.flatnonzero(whose == number)
+        for index, pivot in enumerate(table.all(number)):
+            products = np.einsum("nd,d->n", values[own], values[pivot])
+            cosines = products / np.maximum(sizes[own] * sizes[pivot], np.float32(1e-8))
+            view(ranks + 4 * index * grid[0], np.float32, grid[0])[own] = np.where(cosines <= 2, cosines, 2)
+
+
+def choose_rows(grid: Grid, ranks: int, spans: int, pivots: bytes, chosen: int, answer: int, length: int) -> None:
+    table, stays = _Pivots(pivots, spans), view(chosen, np.uint8, length)
+    stays[...] = 1
+    for number in range(grid[0]):
+        start, stop, quota, first = table.table[number].tolist()
+        stays[start:stop] = 0
+        stays[table.own(number)] = 1
+        everyone = table.all(number)
+        left = quota - len(table.own(number))
+        for index in range(len(everyone)):
+            values = view(ranks + 4 * index * length, np.float32, length)
+            share = -(-left // (len(everyone) - index))
+            free = start + np.flatnonzero(stays[start:stop] == 0)
+            stays[free[np.argsort(values[free], kind="stable")[:share]]] = 1
+            left -= share
+        assert first == stays[:start].sum()
+    places = np.flatnonzero(stays)
+    view(answer, np.int32, len(places))[...] = places
 
 
 def copy_segments(grid: Grid, table: int) -> None:

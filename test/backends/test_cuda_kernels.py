@@ -9,21 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_device import open_cuda_backend
-from pretend_gpu import pretend_backend
 
-from edgellm_ros.backends.base import CacheLayout, DataType, RopeKind, Tensor, TokenSpan
+from edgellm_ros.backends.base import CacheLayout, DataType, RopeKind, Tensor
 from edgellm_ros.backends.cuda.backend import CUDABackend
 from edgellm_ros.backends.cuda.kv_cache import CacheOrder, CUDAKVCache
 from edgellm_ros.backends.host_backend import HostBackend
 from edgellm_ros.errors import BackendError, MisuseError
-
-
-@pytest.fixture(scope="module", params=["pretended", pytest.param("gpu", marks=pytest.mark.gpu)])
-def cuda(request: pytest.FixtureRequest) -> Iterator[CUDABackend]:
-    backend = open_cuda_backend() if request.param == "gpu" else pretend_backend()
-    yield backend
-    backend.close()
 
 
 @pytest.fixture(scope="module")
@@ -160,25 +151,6 @@ def test_rows_that_do_not_fit_are_refused(cuda: CUDABackend) -> None:
     table, rows = cuda.allocate((4, 3), DataType.FLOAT16), cuda.allocate((2,), DataType.INT32)
     with pytest.raises(ValueError, match="multiple of four bytes"):
         cuda.gather_rows(table, rows, cuda.allocate((2, 3), DataType.FLOAT16))
-
-
-@pytest.mark.parametrize(("length", "width", "spans"), [
-    (40, 8, [(3, 20, 9), (22, 40, 4)]), (300, 321, [(0, 256, 128)]),
-    (90, 2048, [(5, 25, 19), (25, 45, 1), (50, 70, 10)]),
-])  # fmt: skip
-def test_the_choice_of_tokens_is_that_of_the_cpu(
-    cuda: CUDABackend, host: HostBackend, length: int, width: int, spans: list[tuple[int, int, int]]
-) -> None:
-    values = normal(length, length, width)
-    values[1::7] = values[1]  # equal rows: the lower ones stay
-    wanted = [TokenSpan(*span) for span in spans]
-    for pivots in ((4, 4), (0, 3), (5, 0), (64, 64)):
-        chosen = [
-            backend.select_tokens(put(backend, values, DataType.FLOAT32), wanted, *pivots) for backend in (cuda, host)
-        ]
-        np.testing.assert_array_equal(*chosen)
-    shorter = cuda.select_tokens(put(cuda, values[:30], DataType.FLOAT32), [TokenSpan(2, 9, 3)], 1, 1)
-    assert len(shorter) == 30 - 7 + 3
 
 
 def test_an_euler_step_is_the_twins_bit_for_bit(cuda: CUDABackend, host: HostBackend) -> None:

@@ -254,6 +254,11 @@ METADATA_FAULTS = {
     "sees-what-follows": ("llama.attention.causal", False, "attention.causal"),
     "other-scale": ("llama.attention.scale", 0.5, "attention.scale"),
     "other-logits": ("llama.logit_scale", 0.5, "logit_scale"),
+    "chat-template": (
+        "tokenizer.chat_template",
+        "{% for %}",
+        "(tokenizer.chat_template): the chat template is not",
+    ),
     "yarn-extrapolation": ("llama.rope.scaling.yarn_ext_factor", 0.5, "yarn_ext_factor"),
 }
 

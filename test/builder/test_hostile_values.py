@@ -64,11 +64,11 @@ def folder(tmp_path):
     return tmp_path / "checkpoint"
 
 
-def refusal(capsys, folder) -> str:
+def refusal(capsys, folder, *options) -> str:
     """The sentence of a refused build and of its check."""
     sentences = set()
     for flags in (["--check"], []):
-        assert main(["build", *flags, str(folder), str(folder.parent / "engine")]) == 2
+        assert main(["build", *flags, *options, str(folder), str(folder.parent / "engine")]) == 2
         out, err = capsys.readouterr()
         assert not out and err.count("\n") == 1
         sentences.add(err)
@@ -112,6 +112,35 @@ def test_a_tokenizer_that_cannot_be_loaded_is_refused_before_anything_is_built(f
 def test_a_chat_template_that_is_no_text_is_refused(folder, capsys):
     (folder / "chat_template.jinja").write_bytes(bytes(range(256)))
     assert "chat_template.jinja is not UTF-8 text" in refusal(capsys, folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("chat_template.jinja", "{% for %}"),
+        ("chat_template.json", json.dumps({"chat_template": "{% for %}"})),
+        ("tokenizer_config.json", json.dumps({"chat_template": [{"name": "default", "template": "{% for %}"}]})),
+    ],
+)
+def test_a_chat_template_that_is_no_jinja_is_refused_with_its_file(folder, capsys, file, content):
+    """An engine directory with it would be refused whenever it is used."""
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    (folder / file).write_text(content)
+    sentence = refusal(capsys, folder)
+    assert f"{folder / file}: the chat template is not valid Jinja (" in sentence and "end of statement" in sentence
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--workspace", "64"], "--workspace is given without --plan; add it"),
+        (["--vision-precision", "fp32"], "vision precision is fp32, and no image tower is built; leave"),
+        (["--vision-precision", "int8", "--text-only"], "vision precision is int8, and no image tower is built"),
+    ],
+    ids=" ".join,
+)
+def test_an_option_that_would_mean_nothing_is_refused(folder, capsys, options, sentence):
+    assert sentence in refusal(capsys, folder, *options)
 
 
 @pytest.mark.parametrize("shard", ["a\0b", "x" * 5000, "\ud800"], ids=["nul", "long", "half a character"])

@@ -15,6 +15,7 @@ import edgellm_ros
 from edgellm_ros.cli.main import COMMANDS, main
 from edgellm_ros.ros.launch_spec import launch_arguments
 from edgellm_ros.ros.parameter_schema import schema
+from edgellm_ros.ros.replay_launch_spec import replay_arguments
 from edgellm_ros.tabletop.launch_spec import tabletop_arguments
 
 PAGES = sorted(
@@ -30,7 +31,11 @@ PAGES = sorted(
 )
 RULES = (REPOSITORY / "docs" / "runtime-rules.md").read_text("utf-8")
 NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", RULES)))
-LAUNCH_FILES = {"edgellm.launch.py": launch_arguments(), "tabletop.launch.py": tabletop_arguments()}
+LAUNCH_FILES = {
+    "edgellm.launch.py": launch_arguments(),
+    "tabletop.launch.py": tabletop_arguments(),
+    "replay.launch.py": replay_arguments(),
+}
 
 
 def text_of(page: str) -> str:

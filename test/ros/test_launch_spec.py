@@ -3,6 +3,7 @@ from __future__ import annotations
 import runpy
 import sys
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from edgellm_ros.errors import EdgeLLMError
 from edgellm_ros.ros.dds_profile import NEW_VARIABLE, OLD_VARIABLE
 from edgellm_ros.ros.launch_spec import launch_arguments, node_specs
 from edgellm_ros.ros.parameter_schema import schema
+from edgellm_ros.ros.replay_launch_spec import replay_arguments
 from edgellm_ros.tabletop.launch_spec import tabletop_specs
 
 
@@ -110,12 +112,12 @@ def test_unfit_arguments_of_the_tabletop_are_refused(arguments: dict[str, str], 
         tabletop_specs(arguments, {})
 
 
-@pytest.mark.parametrize("name", ["edgellm", "tabletop"])
+@pytest.mark.parametrize("name", ["edgellm", "tabletop", "replay"])
 def test_a_launch_file_declares_its_arguments_and_starts_its_nodes(
     name: str, repository: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """``launch`` is not among the wheels: modules that only keep what they are given stand in for it."""
-    made = stand_in_for_launch(monkeypatch)
+    made = stand_in_for_launch(monkeypatch, {"bag": "kitchen.mcap"})
     built: list[Path] = []
     monkeypatch.setattr("edgellm_ros.cli.engine_cache.build_tabletop", built.append)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -125,6 +127,13 @@ def test_a_launch_file_declares_its_arguments_and_starts_its_nodes(
     if name == "edgellm":
         assert [node.keywords["executable"] for node in nodes] == ["edgellm_node"]
         assert [entity.values[0] for entity in arguments] == [argument.name for argument in launch_arguments()]
+    elif name == "replay":
+        assert [entity.values[0] for entity in arguments] == [argument.name for argument in replay_arguments()]
+        node, command = nodes
+        assert node.keywords["executable"] == "edgellm_node"
+        words = ["-m", "edgellm_ros.cli.main", "replay", "--node=/edgellm", "--", "kitchen.mcap"]
+        assert command.keywords["cmd"] == [sys.executable, *words]
+        assert type(command.keywords["on_exit"]).__name__ == "Shutdown"
     else:
         assert [node.keywords["executable"] for node in nodes] == ["tabletop_world", "edgellm_node"]
         assert nodes[1].keywords["remappings"] == [("action_trajectory", "joint_trajectory")]
@@ -161,8 +170,8 @@ def test_the_tabletop_s_engine_in_the_cache_is_brought_up_to_date(
     assert engine_cache.tabletop_directory(place) == place and built == [place]
 
 
-def stand_in_for_launch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """What is made of any of these classes, in its order."""
+def stand_in_for_launch(monkeypatch: pytest.MonkeyPatch, given: Mapping[str, str]) -> list[tuple[str, Any]]:
+    """What is made of any of these classes, in its order; arguments are as ``given``, or their defaults."""
     made: list[tuple[str, Any]] = []
     defaults: dict[str, str] = {}
 
@@ -178,12 +187,12 @@ def stand_in_for_launch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]
             return list(self.values[0])
 
         def perform(self, context: Any) -> str:
-            return defaults[self.values[0]]
+            return {**defaults, **given}[self.values[0]]
 
     modules = {
         "launch": ["LaunchDescription"],
         "launch.launch_description": ["LaunchDescription"],
-        "launch.actions": ["DeclareLaunchArgument", "OpaqueFunction"],
+        "launch.actions": ["DeclareLaunchArgument", "ExecuteProcess", "OpaqueFunction", "Shutdown"],
         "launch.substitutions": ["LaunchConfiguration"],
         "launch_ros": [],
         "launch_ros.actions": ["Node"],

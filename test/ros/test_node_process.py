@@ -160,6 +160,18 @@ def test_an_engine_that_cannot_be_loaded_is_told_and_the_process_lives(
     assert bench.process.stop() == 0
 
 
+def refused(arguments: list[str], part: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "edgellm_ros.ros.node", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert part in result.stderr and "Traceback" not in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -174,15 +186,14 @@ def test_an_engine_that_cannot_be_loaded_is_told_and_the_process_lives(
 def test_a_command_line_that_cannot_be_taken_ends_the_process_with_one_sentence(
     arguments: list[str], part: str
 ) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "edgellm_ros.ros.node", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
-    assert result.returncode == 2
-    assert part in result.stderr and "Traceback" not in result.stderr
+    refused(arguments, part)
+
+
+def test_a_value_that_ros_drops_for_one_of_another_type_keeps_the_node_from_starting(tmp_path: Path) -> None:
+    file = tmp_path / "robot.yaml"
+    file.write_text("/**: {ros__parameters: {safety.max_state_age: 1}}")
+    arguments = ["--ros-args", "--params-file", str(file), "-p", "safety.max_state_age:=0.1"]
+    refused(arguments, "safety.max_state_age is 0.1 on the command line, and ROS dropped that for 1, which")
 
 
 def test_a_subscriber_that_is_killed_does_not_end_the_answer(start: Callable[..., ProcessBench]) -> None:

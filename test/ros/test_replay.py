@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
@@ -13,11 +11,10 @@ pytest.importorskip("rosbags")
 pytest.importorskip("rclpy")
 
 from policy_checkpoints import reference
-from rclpy.serialization import serialize_message
-from rosbags.rosbag2 import StoragePlugin, Writer
-from rosbags.typesys import Stores, get_typestore
+from replay_bench import BEGIN, prompts, replay, write_bag
+from rosbags.rosbag2 import StoragePlugin
 from sensor_msgs.msg import Image, JointState
-from std_msgs.msg import Bool, Empty, Header, String
+from std_msgs.msg import Bool, Empty, Header
 
 from edgellm_ros.backends.fake import FakeMode, FakeScript, write_fake_engine_directory
 from edgellm_ros.builder.build import build_engine
@@ -26,8 +23,6 @@ from edgellm_ros.ros.action_messages import time_message
 from edgellm_ros.ros.bag import Bag
 from edgellm_ros.ros.replay_record import ReplayRecord, answer_entry, chunk_entry, first_difference, load_record
 
-BEGIN = 1_700_000_000_000_000_000
-DEADLINE = 120.0
 pytestmark = pytest.mark.timeout(500)
 DURATION = "{sec: 0, nsec: 0}"
 QUALITY = (
@@ -42,38 +37,6 @@ step_time: 0.2
 state: {names: [pan, lift, elbow, grip, wrist], units: [rad, rad, rad, m, rad]}
 action: {names: [pan, lift, elbow, grip], units: [rad, rad, rad, m]}
 """
-
-
-def write_bag(path, messages, storage=StoragePlugin.MCAP, serialisation="cdr"):
-    """``messages``: seconds from the beginning, topic and message."""
-    store = get_typestore(Stores.ROS2_JAZZY)
-    with Writer(path, version=9, storage_plugin=storage) as writer:
-        connections = {}
-        for seconds, topic, message in messages:
-            if topic not in connections:
-                package, _, name = type(message).__module__.partition(".msg.")
-                kind = f"{package}/msg/{type(message).__name__}"
-                connections[topic] = writer.add_connection(
-                    topic, kind, typestore=store, serialization_format=serialisation
-                )
-                assert name
-            writer.write(connections[topic], BEGIN + round(seconds * 1e9), serialize_message(message))
-    return path
-
-
-def prompts(*texts, step=0.4):
-    return [(0.1 + step * index, "/prompt", String(data=text)) for index, text in enumerate(texts)]
-
-
-def replay(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "edgellm_ros.cli.main", "replay", "--domain", os.environ["ROS_DOMAIN_ID"]]
-        + [str(argument) for argument in arguments],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
 
 
 @pytest.fixture
@@ -165,6 +128,7 @@ def test_a_policy_acts_on_every_observation_of_a_recording_and_does_so_again_at_
         (prompts("one"), ["--params-file", "nowhere.yaml"], "--params-file nowhere.yaml is no file"),
         (prompts("one"), ["--set", "generation.seed=x"], "generation.seed is 'x' of type str; want a whole number"),
         (prompts("one"), ["--set", "generation.sed=1"], "did you mean generation.seed?"),
+        (prompts("one"), ["--node", "/edgellm"], "--engine-dir is for a node that is started here; leave it out"),
     ],
     ids=lambda value: " ".join(value)[:20] if isinstance(value, list) and value and isinstance(value[0], str) else "",
 )

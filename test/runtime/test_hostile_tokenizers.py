@@ -13,9 +13,9 @@ from tokenizers_for_tests import CHATML, CHATML_TOKENS, byte_level
 
 from edgellm_ros.builder.build import build_engine
 from edgellm_ros.builder.random_weights import write_random_llama_checkpoint
+from edgellm_ros.chat_template import ChatTemplate
 from edgellm_ros.engine_format import BuilderLimits
 from edgellm_ros.errors import CheckpointError, EngineDirectoryError, RequestError
-from edgellm_ros.runtime.chat_template import ChatTemplate
 from edgellm_ros.runtime.request import Message
 from edgellm_ros.runtime.tokenizer import Tokenizer
 

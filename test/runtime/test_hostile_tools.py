@@ -7,8 +7,8 @@ import json
 import pytest
 from runtime_helpers import fake_runtime, request
 
+from edgellm_ros.chat_template import ChatTemplate
 from edgellm_ros.errors import RequestError
-from edgellm_ros.runtime.chat_template import ChatTemplate
 from edgellm_ros.runtime.conversation import check_tools
 from edgellm_ros.runtime.guide_grammar import Guide, GuideKind, check_guide
 from edgellm_ros.runtime.request import LLMGenerationResponse, Request

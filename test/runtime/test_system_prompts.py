@@ -8,9 +8,9 @@ import pytest
 from runtime_helpers import answer, fake_runtime, outcome, request, stepped
 
 from edgellm_ros.backends.fake import FakeMode, FakeScript
+from edgellm_ros.chat_template import ChatTemplate
 from edgellm_ros.errors import BackendError, MisuseError, RefusalCode
 from edgellm_ros.runtime.boundary import SlotSeed
-from edgellm_ros.runtime.chat_template import ChatTemplate
 from edgellm_ros.runtime.context_cache import ContextCacheConfig
 from edgellm_ros.runtime.request import FinishReason, LLMGenerationResponse, Message, Request, SamplingParameters
 

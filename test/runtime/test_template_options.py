@@ -6,7 +6,7 @@ import pytest
 from runtime_helpers import answer, fake_runtime, request
 
 from edgellm_ros.backends.fake import FakeScript
-from edgellm_ros.runtime.chat_template import ChatTemplate
+from edgellm_ros.chat_template import ChatTemplate
 from edgellm_ros.runtime.context_cache import ContextCacheConfig
 from edgellm_ros.runtime.request import FinishReason, SamplingParameters
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from edgellm_ros import template_sandbox
+from edgellm_ros.chat_template import ChatTemplate
 from edgellm_ros.errors import EngineDirectoryError, RequestError
-from edgellm_ros.runtime import template_sandbox
-from edgellm_ros.runtime.chat_template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
 NESTED = "{% set ns = namespace(v=['a']) %}{% for i in range(60) %}{% set ns.v = [ns.v, ns.v] %}{% endfor %}"

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers_for_tests import CASES, CHATML, CHATML_TOKENS, byte_level, sentencepiece
 
+from edgellm_ros.chat_template import ChatTemplate, special_token_names
 from edgellm_ros.errors import EngineDirectoryError, InputTooLongError, RefusalCode, RequestError
-from edgellm_ros.runtime.chat_template import ChatTemplate, special_token_names
 from edgellm_ros.runtime.request import Message, SpecialTokenPolicy
 from edgellm_ros.runtime.streaming import TextStream
 from edgellm_ros.runtime.tokenizer import Tokenizer

@@ -12,8 +12,8 @@ from runtime_helpers import answer, check_stream, drain, fake_runtime, item, req
 from tokenizers_for_tests import CHATML_TOKENS, byte_level
 
 from edgellm_ros.backends.fake import FakeScript
+from edgellm_ros.chat_template import ChatTemplate
 from edgellm_ros.errors import RefusalCode, RequestError
-from edgellm_ros.runtime.chat_template import ChatTemplate
 from edgellm_ros.runtime.conversation import template_messages, template_tools
 from edgellm_ros.runtime.guide_grammar import Guide
 from edgellm_ros.runtime.guided import GuideCompiler

@@ -14,7 +14,7 @@ from .kernel_cache import KernelCache
 from .packages import load_nvrtc
 
 # One letter an argument: P address, i 32 bits, f float; and structs by value: A arrays, T tables, R rows, S scratch,
-# O orders.
+# O orders, V pivots.
 SIGNATURES = {
     "kernels.cu": {
         "gather_float32": "PPPPiif",
@@ -37,7 +37,12 @@ SIGNATURES = {
         "mark_prompt": "PPii",
         "set_bias": "PPPi",
     },
-    "pruning.cu": {"row_measures": "PPPi", "pivot_cosines": "PPPPPPii"},
+    "pruning.cu": {
+        "row_measures": "PPPPPii",
+        "choose_pivots": "PPPVi",
+        "pivot_cosines": "PPPPVPi",
+        "choose_rows": "PPVPPi",
+    },
     "images.cu": {"resample": "PPPPiiiii", "rearrange_bytes": "PPOi", "rearrange_numbers": "PPOi"},
     "pick.cu": {"pick": "PTRSiPPPi"},
 }
@@ -47,7 +52,7 @@ _BEFORE = {"sampling.cu": ("sampling.cuh",), "pick.cu": ("sampling.cuh", "select
 _ARGUMENTS = {
     "P": ("Q", 8, 8), "i": ("i", 4, 4), "f": ("f", 4, 4),
     "A": ("48s", 48, 8), "T": ("40s", 40, 8), "R": ("64s", 64, 1),
-    "S": ("32s", 32, 8), "O": ("64s", 64, 4),
+    "S": ("32s", 32, 8), "O": ("64s", 64, 4), "V": ("24s", 24, 8),
 }  # fmt: skip
 OPTIONS = ("--std=c++17", "--fmad=false", "--generate-line-info")
 

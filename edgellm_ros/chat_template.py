@@ -13,8 +13,8 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 
-from ..engine_format import CHAT_TEMPLATE_FILE
-from ..errors import EngineDirectoryError, RequestError
+from .engine_format import CHAT_TEMPLATE_FILE
+from .errors import EngineDirectoryError, RequestError
 from .template_sandbox import TemplateSandbox
 
 MAX_TEMPLATE_BYTES = 2**20
