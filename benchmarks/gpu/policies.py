@@ -10,141 +10,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edgellm_ros.action.noise import standard_normal
-from edgellm_ros.action.observation import Observation
-from edgellm_ros.action.policy_runtime import PolicyRuntime
-from edgellm_ros.backends.base import Backend
-from edgellm_ros.backends.cpu import CPUBackend
-from edgellm_ros.backends.cuda.backend import CUDABackend
 from edgellm_ros.errors import EdgeLLMError
 
-from .policy_shapes import POLICY_SHAPES, PolicyShape, build_policy
+from .policy_chunks import CPU, PARTS, ChunkTimes, compare, measure_chunks
+from .policy_shapes import POLICY_SHAPES, PolicyShape, build_policy, engine_folder
 
-PARTS = ("images", "vision", "prefix", "denoise")
-WARM, OBSERVATIONS = 4, 4
 LEAST_COSINE = 0.999
 MOST_DIFFERENCE = 1e-3  # of a chunk's numbers, which are about 1
-CPU = "cpu"  # instead of a library of GPUs: everything but the GPU itself is tried
-
-
-@dataclass
-class ChunkTimes:
-    """Seconds, one value a chunk; ``parts`` on the device's clock but for ``images``, which the host fits."""
-
-    chunk: list[float] = field(default_factory=list)
-    parts: dict[str, list[float]] = field(default_factory=dict)
-    plain: list[float] = field(default_factory=list)  # chunks of which nothing is recorded, in turns with the others
-    recorded: dict[str, object] = field(default_factory=dict)
-    facts: dict[str, object] = field(default_factory=dict)
-    cosines: list[float] = field(default_factory=list)  # of chunks, with float32
-    moved_cosines: list[float] = field(default_factory=list)  # of what denoising adds to the noise
-    differences: list[float] = field(
-        default_factory=list
-    )  # of a replayed chunk: with a later one, and with a plain one
-
-
-def open_backend(library: str) -> Backend:
-    """The GPU that this machine has, or its CPU."""
-    return CPUBackend() if library == CPU else CUDABackend(library)
-
-
-def _observation(runtime: PolicyRuntime, shape: PolicyShape, seed: int) -> Observation:
-    random, manifest = np.random.default_rng(seed), runtime.manifest
-    images = {slot.name: random.integers(0, 256, (*shape.picture, 3), dtype=np.uint8) for slot in manifest.seen_cameras}
-    return Observation(images, random.uniform(-0.9, 0.9, manifest.state.width))
-
-
-def measure_chunks(directory: Path, shape: PolicyShape, library: str, chunks: int) -> ChunkTimes:
-    """``chunks`` recorded chunks, and half as many plain ones in turns with them."""
-    times, backend = ChunkTimes(), open_backend(library)
-    with PolicyRuntime(directory, backend=backend) as runtime:
-        seen, recordings = _observation(runtime, shape, 0), runtime.recordings
-        for _ in range(WARM):
-            runtime.compute(seen, shape.task)
-        times.differences = _replays(runtime, seen, shape)
-        for index in range(chunks):
-            started = time.perf_counter()
-            chunk = runtime.compute(seen, shape.task)
-            times.chunk.append(time.perf_counter() - started)
-            assert chunk is not None
-            for part in PARTS:
-                times.parts.setdefault(part, []).append(chunk.timings[f"{part}_ms"] / 1e3)
-            if index == chunks // 2:
-                times.recorded = recordings.report()
-                _measure_plain(runtime, seen, shape, times, chunks // 2)
-        manifest = runtime.manifest
-        times.facts = {
-            "model": manifest.family, "views": len(manifest.seen_cameras), "resolution": list(manifest.image_size),
-            "prefix_tokens": runtime.prefix_length, "horizon": manifest.rows, "steps": manifest.denoise_steps,
-            "backend": backend.name, "library": library, "nodes": recordings.nodes(),
-        }  # fmt: skip
-    backend.close()
-    return times
-
-
-def _replays(runtime: PolicyRuntime, seen: Observation, shape: PolicyShape) -> list[float]:
-    """Largest differences of a chunk that is replayed: with one behind chunks of other shapes, and with a plain one."""
-
-    def chunk(task: str, steps: int = 0) -> np.ndarray:
-        made = runtime.compute(seen, task, denoise_steps=steps)
-        assert made is not None and made.normalised is not None
-        return made.normalised
-
-    first = chunk(shape.task)
-    for steps in (1, 2, 1, 2):
-        chunk(shape.task[: len(shape.task) // 2], steps)
-    later = chunk(shape.task)
-    runtime.recordings.clear()
-    plain = chunk(shape.task)
-    for _ in range(WARM):
-        chunk(shape.task)
-    return [float(np.abs(other - first).max()) for other in (later, plain)]
-
-
-def _measure_plain(
-    runtime: PolicyRuntime, seen: Observation, shape: PolicyShape, times: ChunkTimes, chunks: int
-) -> None:
-    for _ in range(chunks):
-        runtime.recordings.clear()  # a step is recorded behind its second run
-        started = time.perf_counter()
-        runtime.compute(seen, shape.task)
-        times.plain.append(time.perf_counter() - started)
-    for _ in range(WARM):
-        runtime.compute(seen, shape.task)
-
-
-def chunks_of(directory: Path, shape: PolicyShape, library: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """What the network gives for a few observations, and the noise that it starts from, float64 [H,A] each."""
-    found, noises = [], []
-    backend = open_backend(library)
-    with PolicyRuntime(directory, backend=backend) as runtime:
-        manifest = runtime.manifest
-        for seed in range(OBSERVATIONS):
-            noise = standard_normal(seed, (manifest.rows, manifest.action.padded))
-            chunk = runtime.compute(_observation(runtime, shape, seed), shape.task, noise=noise)
-            assert chunk is not None and chunk.normalised is not None
-            found.append(chunk.normalised.astype(np.float64))
-            noises.append(noise[: manifest.horizon, : manifest.action.width].astype(np.float64))
-    backend.close()
-    return found, noises
-
-
-def _cosine(first: np.ndarray, second: np.ndarray) -> float:
-    return float((first * second).sum() / np.sqrt((first**2).sum() * (second**2).sum()))
-
-
-def compare(times: ChunkTimes, directory: Path, wanted: Path, shape: PolicyShape, library: str) -> None:
-    """Cosines of the chunks of two engine directories of one model on one machine."""
-    (ours, noises), (exact, _) = (chunks_of(path, shape, library) for path in (directory, wanted))
-    times.cosines = [_cosine(*pair) for pair in zip(ours, exact, strict=True)]
-    moved = zip(ours, exact, noises, strict=True)
-    times.moved_cosines = [_cosine(first - noise, second - noise) for first, second, noise in moved]
 
 
 def _ms(values: list[float]) -> tuple[float, float]:
@@ -158,7 +36,8 @@ def rows_of(times: ChunkTimes, shape: PolicyShape, precision: str) -> list[dict[
     rows = []
     for metric, values in whole.items():
         median, p95 = _ms(values)
-        target = {"must": shape.must, "aim": shape.aim} if metric == "whole chunk" else {}
+        aims = {"must": shape.must, "aim": shape.aim}
+        target = aims if metric == "whole chunk" and not shape.cut else {}
         rows.append(
             {
                 "case": f"policy {shape.name}", "metric": metric, "unit": "ms", "ours": median, "p95": p95,
@@ -179,7 +58,7 @@ def rows_of(times: ChunkTimes, shape: PolicyShape, precision: str) -> list[dict[
 
 def failures_of(times: ChunkTimes, name: str) -> list[str]:
     """What does not hold: the loop is recorded, and half precision stays near."""
-    found = []
+    found = [f"{name}: {failure}" for failure in times.failures]
     if times.facts.get("library") != CPU and not isinstance(times.recorded.get("recorded.denoise"), int):
         found.append(f"{name}: the denoise loop is not recorded: {times.recorded}")
     if not max(times.differences, default=0.0) <= MOST_DIFFERENCE:
@@ -192,10 +71,11 @@ def failures_of(times: ChunkTimes, name: str) -> list[str]:
 def print_line(times: ChunkTimes, shape: PolicyShape) -> None:
     """One line of the table."""
     (median, p95), (plain, _) = _ms(times.chunk), _ms(times.plain)
+    targets = "" if shape.cut else f" (must {shape.must:g}, aim {shape.aim:g})"
     parts = " ".join(f"{part} {_ms(times.parts[part])[0]:.2f}" for part in PARTS)
     cosine = f", cosine {min(times.cosines):.6f} ({min(times.moved_cosines):.6f} moved)" if times.cosines else ""
     print(
-        f"{shape.name}: {median:.2f} ms, p95 {p95:.2f} (must {shape.must:g}, aim {shape.aim:g}); {parts}; nothing "
+        f"{shape.name}: {median:.2f} ms, p95 {p95:.2f}{targets}; {parts}; nothing "
         f"recorded {plain:.2f}{cosine}; {times.facts}; {times.recorded}",
         flush=True,
     )
@@ -216,6 +96,8 @@ def _arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--chunks", type=int, default=50)
     parser.add_argument("--no-float32", action="store_true", help="leave the comparison with float32 out")
     parser.add_argument("--tiny", action="store_true", help="tiny policies of the same kinds, to try the way there")
+    parser.add_argument("--build-limit", type=float, default=420.0, help="seconds for the builds of all policies")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for all that is measured of one policy")
     parser.add_argument("--build-only", action="store_true", help="build, and run nothing")
     parser.add_argument("--one", action="store_true", help="measure one name in this process, and print JSON")
     parser.add_argument("--output", type=Path)
@@ -242,24 +124,46 @@ def directory_of(arguments: argparse.Namespace, name: str, precision: str) -> Pa
 
 
 def one(arguments: argparse.Namespace) -> ChunkTimes:
-    """Everything about one policy."""
+    """Everything about one policy; what is known before the comparison is printed before it."""
     (name,) = arguments.names
     shape, directory = POLICY_SHAPES[name], directory_of(arguments, name, arguments.precision)
     times = measure_chunks(directory, shape, arguments.library, arguments.chunks)
-    if not arguments.no_float32:
+    if arguments.no_float32:
+        return times
+    print(json.dumps(asdict(times)), flush=True)
+    try:
+        if not (_folder(arguments, name, "fp32") / "manifest.json").is_file():
+            raise FileNotFoundError("no fp32 engines were built")
         compare(times, directory, directory_of(arguments, name, "fp32"), shape, arguments.library)
+    except Exception as error:  # what was measured is worth more than how near it is
+        times.failures.append(f"the comparison with float32 ended with {type(error).__name__}: {error}")
     return times
 
 
-def build_all(arguments: argparse.Namespace) -> None:
-    """Every engine directory, each in a process of its own: a build has one thread."""
+def _folder(arguments: argparse.Namespace, name: str, precision: str) -> Path:
+    return engine_folder(name, arguments.models, precision=precision, lowering=arguments.lowering, tiny=arguments.tiny)
+
+
+def build_all(arguments: argparse.Namespace) -> dict[str, str]:
+    """Every engine directory, each in a process of its own: a build has one thread. What failed, by name."""
     precisions = [arguments.precision, *([] if arguments.no_float32 else ["fp32"])]
-    commands = [_command(arguments, name, precision, "--build-only") for name in arguments.names
-                for precision in dict.fromkeys(precisions)]  # fmt: skip
-    running = [subprocess.Popen(command) for command in commands]
-    statuses = [builder.wait() for builder in running]
-    if any(statuses):
-        raise SystemExit("a policy was not built; the messages above say why")
+    running = [(name, precision, subprocess.Popen(_command(arguments, name, precision, "--build-only")))
+               for name in arguments.names for precision in dict.fromkeys(precisions)]  # fmt: skip
+    failed, end = {}, time.monotonic() + arguments.build_limit
+    for name, precision, builder in running:
+        try:
+            if not builder.wait(max(end - time.monotonic(), 0.0)):
+                continue
+            reason = "was not built; the messages above say why"
+        except subprocess.TimeoutExpired:
+            builder.kill()
+            builder.wait()
+            reason = f"was not built in {arguments.build_limit:g} s"
+        if precision == arguments.precision:
+            failed[name] = f"{precision} {reason}"
+        else:  # the comparison says that it lacks it
+            print(f"{name}: {precision} {reason}", flush=True)
+    return failed
 
 
 def _command(arguments: argparse.Namespace, name: str, precision: str, *more: str) -> list[str]:
@@ -270,14 +174,28 @@ def _command(arguments: argparse.Namespace, name: str, precision: str, *more: st
 
 
 def _child(arguments: argparse.Namespace, name: str) -> ChunkTimes | str:
-    """The times that a process of its own measured, or the last line of what it said of its failure."""
-    found = subprocess.run(
-        _command(arguments, name, arguments.precision, "--one"), capture_output=True, text=True, check=False
-    )
-    if found.returncode:
-        print(found.stderr[-2000:], flush=True)
-        return (found.stderr.strip().splitlines() or ["no message"])[-1]
-    return ChunkTimes(**json.loads(found.stdout.strip().splitlines()[-1]))
+    """The times that a process of its own measured, or the last line of what it said of its failure.
+
+    Where it failed, or took too long, behind its measurements, these are kept.
+    """
+    command = _command(arguments, name, arguments.precision, "--one")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            said, complaints = child.communicate(timeout=arguments.limit)
+            reason = (complaints.strip().splitlines() or ["no message"])[-1] if child.returncode else ""
+        except subprocess.TimeoutExpired:
+            child.kill()
+            said, complaints = child.communicate()
+            reason = f"it was ended after {arguments.limit:g} s"
+    if reason:
+        print(complaints[-2000:], flush=True)
+    found = [line for line in said.splitlines() if line.startswith("{")]
+    if not found:
+        return reason or "it printed nothing"
+    times = ChunkTimes(**json.loads(found[-1]))
+    if reason:
+        times.failures.append(reason)
+    return times
 
 
 def machine(library: str) -> Mapping[str, Any]:
@@ -305,10 +223,12 @@ def main(given: list[str]) -> int:
     except EdgeLLMError as error:
         print(f"FAILED {error}", flush=True)
         return 1
-    build_all(arguments)
+    unbuilt = build_all(arguments)
     rows: list[dict[str, Any]] = []
-    failed: list[str] = []
+    failed = [f"{name}: {reason}" for name, reason in unbuilt.items()]
     for name in arguments.names:
+        if name in unbuilt:
+            continue
         times = _child(arguments, name)
         if isinstance(times, str):
             failed.append(f"{name}: {times}")

@@ -16,7 +16,10 @@ Files = Mapping[str, Mapping[str, Any]]  # by their paths in a checkpoint
 
 @dataclass(frozen=True)
 class PolicyShape:
-    """``picture``: height and width of what a camera gives; ``must`` and ``aim``: ms of a chunk on an H200 in fp16."""
+    """``picture``: height and width of what a camera gives; ``must`` and ``aim``: ms of a chunk on an H200 in fp16.
+
+    ``words`` are said before each chunk that is timed. ``cut`` tells in what the shape is smaller than what it is of.
+    """
 
     name: str
     files: Files
@@ -26,6 +29,8 @@ class PolicyShape:
     must: float
     aim: float
     peer: str = ""
+    words: int = 0
+    cut: str = ""
 
     def checkpoint(self, folder: Path, *, tiny: bool = False) -> Path:
         """Write the files of a checkpoint without weights; the folder."""
@@ -141,6 +146,53 @@ _ROBOT = {
     },
 }  # fmt: skip
 
+
+def _alpamayo(start: int, bins: int, layers: int, heads: int, width: int, **tiny: Any) -> dict[str, Any]:
+    """Its language model has ``start`` tokens without trajectories, which have ``bins`` each way."""
+    size = 2 * bins
+    marks = {"history": 15, "future": 16, "history_start": 5, "future_start": 12, "history_end": 7, "future_end": 14}
+    return {
+        "architectures": ["AlpamayoR1"], "model_type": "alpamayo_r1", "vocab_size": start + size + 64,
+        "vlm_name_or_path": "Qwen/Qwen3-VL-8B-Instruct", "add_special_tokens": True,
+        "expert_non_causal_attention": True,
+        "expert_cfg": {"hidden_size": width, "intermediate_size": 8256, "num_attention_heads": heads,
+                       "num_hidden_layers": layers},
+        "action_space_cfg": {"n_waypoints": 64, "dt": 0.1},
+        "action_in_proj_cfg": {"hidden_size": 512, "max_freq": 100.0, "num_enc_layers": 4, "num_fourier_feats": 20},
+        "diffusion_cfg": {"int_method": "euler", "num_inference_steps": 10}, "tokens_per_history_traj": 48,
+        "traj_vocab_size": size, "traj_token_start_idx": start, "hist_traj_tokenizer_cfg": {"num_bins": bins},
+        "traj_token_ids": {name: start + size + place for name, place in marks.items()},
+        "traj_tokenizer_cfg": {"num_bins": bins}, **tiny,
+    }  # fmt: skip
+
+
+def _qwen(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, Any]:
+    """Qwen3-VL-8B but for what is given; the ids of marks lie at the end of a vocabulary that fits the text's."""
+    ids = text["vocab_size"] - 4
+    return {
+        "model_type": "qwen3_vl", "architectures": ["Qwen3VLForConditionalGeneration"], "image_token_id": ids,
+        "video_token_id": ids + 1, "vision_start_token_id": ids + 2, "vision_end_token_id": ids + 3,
+        "tie_word_embeddings": False,
+        "text_config": {
+            "model_type": "qwen3_vl_text", "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+            "max_position_embeddings": 262144, "rope_theta": 5000000,
+            "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}, **text,
+        },
+        "vision_config": {
+            "model_type": "qwen3_vl", "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16,
+            "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 4096,
+            "num_position_embeddings": 2304, **vision,
+        },
+    }  # fmt: skip
+
+
+_PIXELS = {
+    "size": {"shortest_edge": 65536, "longest_edge": 16777216}, "patch_size": 16, "temporal_patch_size": 2,
+    "merge_size": 2, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
+}  # fmt: skip
+_ALPAMAYO_LAYERS, _ALPAMAYO_TOWER, _ALPAMAYO_WORDS = 6, 9, 32768
+
 POLICY_SHAPES = {
     shape.name: shape
     for shape in (
@@ -163,20 +215,43 @@ POLICY_SHAPES = {
             {"config.json": _TINY_GROOT, "vlm/config.json": _TINY_QWEN},
             (256, 256), TASK, 30.0, 20.0, "GR00T N1.7; published: TensorRT on an H100, 27.9 to 29.6 ms",
         ),
+        PolicyShape(
+            "alpamayo",
+            {"config.json": _alpamayo(_ALPAMAYO_WORDS, 1000, _ALPAMAYO_LAYERS, 16, 2048),
+             "vlm/config.json": _qwen(
+                 {"num_hidden_layers": _ALPAMAYO_LAYERS, "vocab_size": _ALPAMAYO_WORDS},
+                 {"depth": _ALPAMAYO_TOWER, "deepstack_visual_indexes": [2, 4, 6]}),
+             "vlm/preprocessor_config.json": _PIXELS},
+            {"config.json": _alpamayo(
+                 500, 100, 2, 4, 32, min_pixels=1024, max_pixels=2048, action_space_cfg={"n_waypoints": 8},
+                 diffusion_cfg={"int_method": "euler", "num_inference_steps": 3}),
+             "vlm/config.json": _qwen(
+                 {"num_hidden_layers": 2, "vocab_size": 500, "hidden_size": 64, "intermediate_size": 128,
+                  "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 2048,
+                  "rope_scaling": {"mrope_interleaved": True, "mrope_section": [6, 5, 5], "rope_type": "default"}},
+                 {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64,
+                  "num_position_embeddings": 16, "deepstack_visual_indexes": [0]})},
+            (320, 576), TASK, float("nan"), float("nan"), "Alpamayo-R1-10B, of which this is a part", 32,
+            f"{_ALPAMAYO_LAYERS} of 36 layers of both, {_ALPAMAYO_TOWER} of 27 of the tower, {_ALPAMAYO_WORDS} words",
+        ),
     )
 }  # fmt: skip
 
 
+def engine_folder(name: str, folder: Path, *, precision: str, lowering: str, tiny: bool = False) -> Path:
+    """Where ``build_policy`` builds."""
+    return folder / f"policy-{'tiny-' if tiny else ''}{name}-{lowering}-{precision}"
+
+
 def build_policy(name: str, folder: Path, *, precision: str, lowering: str, tiny: bool = False) -> Path:
     """An engine directory of random weights, made where it is not there yet."""
-    label = f"{'tiny-' if tiny else ''}{name}"
-    output = folder / f"policy-{label}-{lowering}-{precision}"
+    output = engine_folder(name, folder, precision=precision, lowering=lowering, tiny=tiny)
     if (output / "manifest.json").is_file():
         return output
     from edgellm_ros.builder.build import build_engine  # needs onnx, which a machine that only runs may lack
 
     start = time.monotonic()
-    source = POLICY_SHAPES[name].checkpoint(folder / f"checkpoint-{label}-{precision}", tiny=tiny)
+    source = POLICY_SHAPES[name].checkpoint(folder / output.name.replace("policy", "checkpoint", 1), tiny=tiny)
     build_engine(source, output, precision=precision, lowering=lowering, random_seed=SEED)
     print(f"built {output.name} in {time.monotonic() - start:.1f} s", flush=True)
     return output

@@ -20,7 +20,7 @@ from ..runtime.executor import NOT_FINITE, ModelExecutor
 from ..runtime.media_prompt import prompt_media
 from ..runtime.request import Message
 from ..runtime.tokenizer import Tokenizer
-from ..vision.media import MediaItem
+from ..vision.media import EncodedMedia, MediaItem
 from ..vision.pruner import PruningOutcome, PruningReport, VisualPrunerConfig
 from ..vision.runner import VisionRunner
 from .action_engine import ActionEngine
@@ -57,7 +57,7 @@ class ReasoningEngines(ActionEngine):
         self._executor = ModelExecutor(directory, backend)  # first, since it asks for the memory of all of them
         super().__init__(directory.path, manifest, backend)
         self._vision = VisionRunner.open(directory.path / VISUAL_DIRECTORY, backend)
-        self._executor.media.encode = self._vision.encode
+        self._executor.media.encode = lambda item: self._encoded[item.digest]
         self._tokenizer, self._ends_of_text = tokenizer, {*directory.config.eos_token_id, self._driving.marker}
         allowed = np.zeros(-(-directory.config.vocab_size // 32) * 32, dtype=bool)
         allowed[: directory.config.vocab_size] = True
@@ -67,6 +67,7 @@ class ReasoningEngines(ActionEngine):
         self._handoff = self._handoff_inputs(directory)
         self._room = self._read = 0  # positions that tensors of the handoff are there for, and of them those in use
         self._items: list[MediaItem] = []
+        self._encoded: dict[bytes, EncodedMedia] = {}  # by digest
         head, rest = manifest.prompt_format.split("{images}")
         before, rest = rest.split("{history}")
         after, tail = rest.split("{task}")
@@ -106,7 +107,12 @@ class ReasoningEngines(ActionEngine):
         return [self._vision.place(image) for image in images]
 
     def encode_images(self, items: list[MediaItem]) -> None:
-        """Take what ``fit`` gave; the tower runs where the prompt does."""
+        """Run the image tower on what ``fit`` gave; its rows stay on the device.
+
+        Pictures of the observation before, which has most of them where frames follow each other, are not seen again.
+        """
+        before = self._encoded
+        self._encoded = {item.digest: before.get(item.digest) or self._vision.encode(item) for item in items}
         self._items = items
 
     def prompt(self, task_ids: Sequence[int], history: np.ndarray) -> list[int]:
@@ -187,5 +193,6 @@ class ReasoningEngines(ActionEngine):
     def close(self) -> None:
         """Close the engines; a second call does nothing."""
         super().close()
+        self._encoded.clear()
         self._vision.close()
         self._executor.close()

@@ -2,7 +2,7 @@
 
 Only ``config.json`` is read, beside what else a folder of that policy may hold: the language model's configuration and
 tokenizer under ``vlm``, and statistics. What is missing of the tokenizer and of lerobot's statistics is made up; the
-files that say which robots a GR00T is for must be there.
+files that say which robots a GR00T is for must be there, and those of the language model of an Alpamayo-R1.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import numpy as np
 
 from ..errors import CheckpointError
 from ..json_values import is_folder
-from .action_families import find_family, groot_files, pi_files, smolvla_files
+from .action_families import alpamayo_files, find_family, groot_files, pi_files, smolvla_files
 from .checkpoint import Checkpoint
+from .families.config_values import whole_number
 from .huggingface_checkpoint import CONFIG, read_json_object
 from .policy_checkpoint import LANGUAGE_FOLDER, ROOT, PolicyCheckpoint, is_policy
 from .policy_settings import PolicySettings
@@ -28,12 +29,14 @@ from .random_vision import image_template, image_tokens
 from .random_weights import RandomCheckpoint, open_random_checkpoint, tiny_tokenizer_files
 from .vision_families import read_tower
 
+ALPAMAYO = "alpamayo_r1"
 # kinds of policies that are made up -> language models that they know, and the key that names one
 _LANGUAGES: Mapping[str, tuple[Mapping[str, Mapping[str, Any]], str]] = {
     "smolvla": (smolvla_files.KNOWN_LANGUAGE_MODELS, "vlm_model_name"),
     "pi0": (pi_files.KNOWN_VARIANTS, "paligemma_variant"),
     "pi05": (pi_files.KNOWN_VARIANTS, "paligemma_variant"),
     "Gr00tN1d7": (groot_files.KNOWN_BACKBONES, "model_name"),
+    ALPAMAYO: ({}, "vlm_name_or_path"),
 }
 _MADE_UP = {"mean": 0.0, "std": 1.0, "min": -1.0, "max": 1.0, "q01": -1.0, "q99": 1.0, "q10": -1.0, "q90": 1.0}
 
@@ -62,7 +65,7 @@ class RandomPolicyCheckpoint(PolicyCheckpoint):
         self._parts: list[RandomCheckpoint] = []
         self.shapes = self._sizes_of_pi()
         wanted = family.parse(self, PolicySettings()).tensors()
-        self.shapes = {family.stored_name(ROOT, name): shape for name, shape in wanted.items()} | self._rest()
+        self.shapes = {family.stored_name(self.root, name): shape for name, shape in wanted.items()} | self._rest()
 
     def _language(self) -> Mapping[str, Any]:
         return self.language_config(*_LANGUAGES[self.kind])
@@ -86,6 +89,9 @@ class RandomPolicyCheckpoint(PolicyCheckpoint):
         """Tensors of a language model that ``part`` does not make, beyond those of the action graphs."""
         if self.kind == "smolvla":
             return {}
+        if self.kind == ALPAMAYO:  # it has the whole of it
+            self._parts.append(RandomCheckpoint(alpamayo_files.language_config(self), self._seed))
+            return {f"{alpamayo_files.LANGUAGE}{name}": shape for name, shape in self._parts[-1].shapes.items()}
         whole = self._language()
         text, tower = whole["text_config"], None
         prefix = f"{ROOT}{pi_files.LANGUAGE}"
@@ -105,8 +111,8 @@ class RandomPolicyCheckpoint(PolicyCheckpoint):
 
     @property
     def root(self) -> str:
-        """As lerobot names tensors."""
-        return ROOT
+        """As lerobot names tensors, where they are its own."""
+        return "" if self.kind == ALPAMAYO else ROOT
 
     def part(self, prefix: str, config: Mapping[str, Any], to: str = "") -> Checkpoint:
         """A random language model with its image tower."""
@@ -129,6 +135,8 @@ class RandomPolicyCheckpoint(PolicyCheckpoint):
             return super().tokenizer_files()
         whole = self._language()
         size = whole["text_config"]["vocab_size"]
+        if self.kind == ALPAMAYO:  # the rest of the vocabulary is its own
+            size = whole_number(self.config, "traj_token_start_idx")
         return tiny_tokenizer_files(size, image_tokens(whole, size), image_template(whole))
 
     def read_int8_blocks(self, name: str, start: int, stop: int) -> tuple[np.ndarray, np.ndarray] | None:

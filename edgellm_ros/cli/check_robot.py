@@ -79,6 +79,6 @@ def check_actions(findings: Findings, settings: Settings, policy: PolicyManifest
     if not (bounds.lower or bounds.upper or bounds.max_step):
         findings.warning(
             "actions",
-            "safety.lower, safety.upper and safety.max_step are empty, so no action is beyond a limit; set them.",
+            "safety.lower, safety.upper and safety.max_step are empty, so nothing limits an action; set them.",
         )
     return names

@@ -292,6 +292,24 @@ def test_an_expert_of_fewer_layers_reads_the_first_ones(copy, tmp_path):
     assert scaled_error(*found) > 1e-4 and scaled_error(found[0], ARRAYS["all_normalised"]) > 1e-4
 
 
+def test_a_picture_that_was_seen_before_is_not_seen_again(engine):
+    """Whatever the cache of the tower holds: frames follow each other, and each has the older three again."""
+    with PolicyRuntime(engine, threads=1) as opened:
+        opened.reasoning_sampling = SamplingRow()
+        runner = opened._engines._vision
+        runner.cache.budget_bytes = 0
+        options = {"noise": ARRAYS["all_noise"], "denoise_steps": CASES["all"]["steps"]}
+        seen = []
+        for shift in (1, 1, 0):
+            images = {name: np.roll(frames, shift, axis=0) for name, frames in observed().images.items()}
+            for name in images if shift else ():
+                images[name][0] = 7 * seen.count(0) + 9
+            chunk = opened.compute(observed(images=images), "", **options)
+            seen.append(runner.metrics.encoded)
+        assert seen[0] == seen[1] and seen[2] - seen[1] == len(CAMERAS)  # the last of each was not among the others
+        assert scaled_error(chunk.normalised, ARRAYS["all_normalised"]) < 1e-5
+
+
 def test_the_words_may_be_fewer_than_the_policy_would_say(engine):
     with PolicyRuntime(engine, threads=1) as opened:
         opened.reasoning_sampling = SamplingRow()

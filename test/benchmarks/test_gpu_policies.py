@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import asdict
 
 import pytest
 
@@ -10,8 +12,9 @@ pytest.importorskip("onnxruntime")
 
 from pretend_gpu import compile_pretended, pretend_backend
 
-from benchmarks.gpu import policies
+from benchmarks.gpu import policies, policy_chunks
 from benchmarks.gpu.policy_shapes import POLICY_SHAPES
+from edgellm_ros.backends.cpu import CPUBackend
 from edgellm_ros.builder.build_plan import plan_build
 from edgellm_ros.builder.random_policy import open_random
 from edgellm_ros.errors import MissingPackageError
@@ -22,7 +25,11 @@ VERSION = "8.5.3.1"
 @pytest.fixture
 def gpu(monkeypatch):
     """A pretended GPU in place of this machine's, in this process."""
-    monkeypatch.setattr(policies, "open_backend", lambda library: pretend_backend(library, VERSION))
+
+    def opened(library):
+        return CPUBackend() if library == policies.CPU else pretend_backend(library, VERSION)
+
+    monkeypatch.setattr(policy_chunks, "open_backend", opened)
     monkeypatch.setattr(policies, "machine", lambda library: {"device": "Pretend GPU", "versions": {}})
     monkeypatch.setattr(
         "edgellm_ros.builder.tensorrt_build.compile_plan",
@@ -44,6 +51,8 @@ def gpu(monkeypatch):
         pytest.param("smolvla", "tensorrt", marks=pytest.mark.slow),
         pytest.param("pi05", "onnxruntime", marks=pytest.mark.slow),
         pytest.param("groot", "tensorrt", marks=pytest.mark.slow),
+        ("alpamayo", "onnxruntime"),
+        pytest.param("alpamayo", "tensorrt", marks=pytest.mark.slow),
     ],
 )
 def test_rows_carry_what_they_are_of_and_half_precision_is_compared(gpu, tmp_path, capsys, name, library):
@@ -54,19 +63,56 @@ def test_rows_carry_what_they_are_of_and_half_precision_is_compared(gpu, tmp_pat
     assert status == 0, capsys.readouterr().out
     rows = {row["metric"]: row for row in json.loads(output.read_text())}
     whole = rows["whole chunk"]
-    views, steps, horizon = {"smolvla": (2, 3, 50), "pi05": (2, 3, 10), "groot": (1, 4, 40)}[name]
+    views, steps, horizon = {"smolvla": (2, 3, 50), "pi05": (2, 3, 10), "groot": (1, 4, 40), "alpamayo": (4, 3, 8)}[
+        name
+    ]
     assert (whole["views"], whole["steps"], whole["horizon"], whole["precision"]) == (views, steps, horizon, "fp16")
     assert whole["device"] == "Pretend GPU" and whole["model"] == name and whole["prefix_tokens"] > 0
-    assert whole["must"] == POLICY_SHAPES[name].must and len(whole["runs"]["ours"]) == 4
+    assert (
+        whole.get("must") == (None if name == "alpamayo" else POLICY_SHAPES[name].must)
+        and len(whole["runs"]["ours"]) == 4
+    )
     assert 0 < whole["ours"] <= whole["p95"]
-    assert whole["recorded"]["recorded.denoise"] == whole["recorded"]["recorded.prefix"] == 1
-    assert whole["nodes"]["denoise"] >= 3 * steps and whole["nodes"]["prefix"] >= 1
+    kinds = ("denoise",) if name == "alpamayo" else ("denoise", "prefix")
+    assert all(whole["recorded"][f"recorded.{kind}"] == 1 and whole["nodes"][kind] >= 1 for kind in kinds)
+    assert whole["nodes"]["denoise"] >= 3 * steps
+    assert ("words" in whole, "cut" in whole) == (name == "alpamayo",) * 2
     assert set(rows) == {
         "whole chunk", *policies.PARTS, "whole chunk, nothing recorded", "least cosine with float32, chunk",
         "least cosine with float32, what denoising adds",
     }  # fmt: skip
     assert rows["least cosine with float32, chunk"]["ours"] >= policies.LEAST_COSINE
     assert rows["least cosine with float32, what denoising adds"]["ours"] > 0.99
+
+
+@pytest.mark.slow
+def test_a_policy_that_fails_leaves_the_others_their_figures(tmp_path, capfd, monkeypatch):
+    """One is not built, one has no float32, of one the comparison takes too long."""
+    command = policies._command
+
+    def spoiled(arguments, name, precision, *more):
+        given = command(arguments, name, precision, *more)
+        late = "import json, sys, time; print(sys.argv[1], flush=True); time.sleep(99)"
+        times = asdict(
+            policies.ChunkTimes([0.1], {part: [0.1] for part in policies.PARTS}, [0.1], facts={"library": "cpu"})
+        )
+        if (name, more) == ("pi05", ("--one",)):
+            return [sys.executable, "-c", late, json.dumps(times)]
+        broken = (name, precision) in (("groot", "fp16"), ("smolvla", "fp32")) and "--build-only" in more
+        return [sys.executable, "-c", "raise SystemExit('it broke')"] if broken else given
+
+    monkeypatch.setattr(policies, "_command", spoiled)
+    output = tmp_path / "rows.json"
+    given = ["groot", "smolvla", "pi05", "--tiny", "--library", "cpu", "--chunks", "2", "--models", str(tmp_path)]
+    assert policies.main([*given, "--output", str(output), "--limit", "20"]) == 1
+    found = {(row["case"], row["metric"]) for row in json.loads(output.read_text())}
+    assert ("policy smolvla", "whole chunk") in found and ("policy pi05", "whole chunk") in found
+    failed = [line for line in capfd.readouterr().out.splitlines() if line.startswith("FAILED")]
+    assert failed == [
+        "FAILED groot: fp16 was not built; the messages above say why",
+        "FAILED smolvla: the comparison with float32 ended with FileNotFoundError: no fp32 engines were built",
+        "FAILED pi05: it was ended after 20 s",
+    ]
 
 
 def test_the_way_there_is_tried_on_a_machine_without_a_gpu(tmp_path, capfd):
@@ -107,7 +153,8 @@ def test_a_loop_that_is_not_recorded_and_a_cosine_too_low_count_as_failed():
 
 @pytest.mark.parametrize("lowering", ["onnxruntime", "tensorrt", "tensorrt_legacy"])
 @pytest.mark.parametrize(
-    ("name", "parameters"), [("smolvla", (0.33e9, 0.36e9)), ("pi05", (2.6e9, 3.5e9)), ("groot", (1.9e9, 2.9e9))]
+    ("name", "parameters"),
+    [("smolvla", (0.33e9, 0.36e9)), ("pi05", (2.6e9, 3.5e9)), ("groot", (1.9e9, 2.9e9)), ("alpamayo", (0.4e9, 0.7e9))],
 )
 def test_shapes_are_those_that_were_published(tmp_path, name, lowering, parameters):
     source = POLICY_SHAPES[name].checkpoint(tmp_path)
@@ -119,12 +166,12 @@ def test_shapes_are_those_that_were_published(tmp_path, name, lowering, paramete
     assert max(pieces) <= 32  # of more, a GPU is told from the host where they go
     manifest = plan.policy.manifest
     assert (len(manifest.cameras), manifest.rows, manifest.denoise_steps) == {
-        "smolvla": (2, 50, 10), "pi05": (2, 10, 10), "groot": (1, 40, 4),
+        "smolvla": (2, 50, 10), "pi05": (2, 10, 10), "groot": (1, 40, 4), "alpamayo": (4, 64, 10),
     }[name]  # fmt: skip
-    assert manifest.image_tokens == {"smolvla": 64, "pi05": 256, "groot": 64}[name]
+    assert manifest.image_tokens == {"smolvla": 64, "pi05": 256, "groot": 64, "alpamayo": 0}[name]
 
 
 def test_an_unknown_name_is_refused_with_those_that_there_are(capsys):
     with pytest.raises(SystemExit):
         policies.main(["act"])
-    assert "'act' is unknown; want some of smolvla, pi05, groot" in capsys.readouterr().err
+    assert "'act' is unknown; want some of smolvla, pi05, groot, alpamayo" in capsys.readouterr().err

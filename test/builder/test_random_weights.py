@@ -12,6 +12,7 @@ from policy_checkpoints import reference as policy_reference
 from seam_runner import SeamRunner
 from tiny_families import TINY_FAMILIES
 
+from benchmarks.gpu.policy_shapes import POLICY_SHAPES
 from edgellm_ros.action.observation import Observation
 from edgellm_ros.action.policy_runtime import PolicyRuntime
 from edgellm_ros.builder.build import build_engine
@@ -95,11 +96,30 @@ def test_a_policy_of_a_shape_alone_acts(tmp_path, precision):
     assert chunk is not None and np.isfinite(chunk.rows).all() and 0.05 < chunk.rows.std() < 20
 
 
+def test_a_policy_of_a_shape_alone_drives(tmp_path):
+    shape = POLICY_SHAPES["alpamayo"].checkpoint(tmp_path / "shape", tiny=True)
+    engine = build_engine(shape, tmp_path / "engine", random_seed=3)
+    assert open_engine_directory(engine).manifest.source == "random weights of seed 3, shape of alpamayo_r1"
+    (shape / "vlm" / "config.json").write_text(
+        (shape / "vlm" / "config.json").read_text().replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05')
+    )
+    other = build_engine(shape, tmp_path / "other", random_seed=3)
+    with PolicyRuntime(engine, threads=1) as runtime, PolicyRuntime(other, threads=1) as changed:
+        driving, found = runtime.manifest.driving, []
+        pictures = {slot.name: np.full((4, 24, 32, 3), 90, np.uint8) for slot in runtime.manifest.cameras}
+        for opened in (runtime, changed):
+            opened.reasoning_tokens = 5
+            seen = Observation(pictures, np.zeros(0), history=np.zeros((driving.history.points, 3)))
+            found.append(opened.compute(seen, "go"))
+    assert found[0].reasoning and np.isfinite(found[0].rows).all() and 0.001 < found[0].normalised.std() < 20
+    assert not np.array_equal(found[0].normalised, found[1].normalised)
+
+
 REFUSED = {
     "nothing there": (None, "config.json"),
     "a quantised shape": ({**TINY_FAMILIES["llama"], "quantization_config": {"quant_method": "fp8"}}, "'fp8'"),
     "a vocabulary without room for bytes": ({**TINY_FAMILIES["llama"], "vocab_size": 100}, "vocab_size is 100"),
-    "a policy whose sizes are elsewhere": ({"model_type": "alpamayo_r1"}, "the policy alpamayo_r1, whose config.json"),
+    "a policy whose sizes are elsewhere": ({"model_type": "alpamayo_r1"}, "put that model's config.json at"),
     "a policy with an unknown expert": ({"type": "pi05", "output_features": {}}, "has the action_expert_variant None"),
     "a policy of another kind": ({"type": "act", "output_features": {}}, "in one pass"),
     "another architecture": ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),

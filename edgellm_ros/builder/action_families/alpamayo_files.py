@@ -62,7 +62,7 @@ MARKS = (
 
 def parse(checkpoint: PolicyCheckpoint, settings: PolicySettings) -> alpamayo.AlpamayoConfig:
     """See ``PolicyFamily``."""
-    config, text = checkpoint.config, read_config(text_configuration(_language(checkpoint)))
+    config, text = checkpoint.config, read_config(text_configuration(language_config(checkpoint)))
     require(config, "expert_non_causal_attention", True, "waypoints see each other")
     require(config, "add_special_tokens", True, "the prompt is written with all marks")
     require(section(config, "diffusion_cfg"), "int_method", "euler", "steps are of equal length")
@@ -93,7 +93,8 @@ def parse(checkpoint: PolicyCheckpoint, settings: PolicySettings) -> alpamayo.Al
     )
 
 
-def _language(checkpoint: PolicyCheckpoint) -> Mapping[str, Any]:
+def language_config(checkpoint: PolicyCheckpoint) -> Mapping[str, Any]:
+    """Of the language model with the policy's vocabulary. :raises CheckpointError: it is not there."""
     whole = dict(checkpoint.language_config({}, "vlm_name_or_path"))
     text = {**section(whole, "text_config"), "vocab_size": whole_number(checkpoint.config, "vocab_size")}
     return {**whole, "text_config": text}
@@ -113,7 +114,7 @@ def may_be_left_out(stored: str) -> bool:
 
 def language(checkpoint: PolicyCheckpoint, model: alpamayo.AlpamayoConfig) -> LanguagePart:
     """See ``PolicyFamily``: whole, with the tokens of trajectories."""
-    whole, processor = _language(checkpoint), dict(checkpoint.processor_files())
+    whole, processor = language_config(checkpoint), dict(checkpoint.processor_files())
     tower = read_tower(whole)
     if tower is None or PREPROCESSOR not in processor:
         raise CheckpointError(
@@ -216,7 +217,7 @@ def manifest(checkpoint: PolicyCheckpoint, model: alpamayo.AlpamayoConfig, setti
             suffix_mask=SuffixMask.FULL,
             denoise_steps=model.steps,
             time_waves=(Waves(model.waves, math.tau, math.tau * model.fastest, scale=2**0.5),),
-            rope_theta=rope_settings(text_configuration(_language(checkpoint)))[0],
+            rope_theta=rope_settings(text_configuration(language_config(checkpoint)))[0],
             head_dim=model.expert.head_dim,
             prompt_tokens=MOST_WORDS,
             prompt_format=PROMPT,
