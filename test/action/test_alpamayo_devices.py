@@ -177,7 +177,8 @@ def test_an_action_engine_that_does_not_fit_the_cache_is_refused(engines, tmp_pa
     path = shutil.copytree(engines("onnxruntime"), tmp_path / "engine")
     graph = path / "action" / "action.onnx"
     if change == "type":
-        shutil.copytree(engines("onnxruntime", "fp16") / "action", path / "action", dirs_exist_ok=True)
+        for name in ("action.onnx", "action.onnx.data"):
+            shutil.copyfile(engines("onnxruntime", "fp16") / "action" / name, path / "action" / name)
     else:
         model = onnx.load(graph, load_external_data=False)
         for tensor in model.graph.input:
