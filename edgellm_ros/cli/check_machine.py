@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..action.policy_manifest import ACTION_DIRECTORY, POLICY_FILE, PolicyManifest, read_policy_manifest
-from ..backends.registry import open_backend
+from ..backends.registry import obstacle, open_backend
 from ..engine_format import EngineDirectory, open_engine_directory
+from ..errors import BackendError
 from ..ros.memory import needed_memory, spare_memory
 from ..vision.visual_directory import VisualDirectory, find_visual_directory, open_visual_directory
 from .findings import Findings
@@ -67,6 +68,8 @@ def check_backend(findings: Findings, directory: EngineDirectory, name: str, thr
         findings.of("backend"),
         closing(open_backend(name, threads=threads, directory=directory, passed_over=passed_over)) as backend,
     ):
+        if name != "auto" and (reason := obstacle(name, directory)):
+            raise BackendError(f"{name} cannot run it: {reason}")
         used = f" with {backend.threads} threads" if hasattr(backend, "threads") else ""
         findings.ok("backend", f"{backend.name}{used} runs it, as engine.backend {name} asks.")
         if hasattr(backend, "device"):

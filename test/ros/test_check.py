@@ -285,6 +285,10 @@ def test_on_a_gpu_its_memory_and_every_byte_of_a_plan_are_looked_at(
     Library.version = "10.9.0"
     (problem,) = check(compiled)["problem"]
     assert "was compiled by TensorRT 10.3.0; this machine has 10.9.0: compile it again" in problem
+    whole = (compiled / "llm.engine").rename(compiled / "elsewhere")
+    (problem,) = check(compiled, "--backend", "tensorrt")["problem"]
+    assert problem.startswith("backend: tensorrt cannot run it: the engine directory has no llm.engine; make one with")
+    whole.rename(compiled / "llm.engine")
 
 
 @pytest.mark.parametrize(
