@@ -87,6 +87,7 @@ setup(
         "tokenizers>=0.20,<1",
         "jinja2>=3.1",
         "pyyaml>=6",
+        "packaging>=21",
     ],
     extras_require={
         "gpu": ["cuda-python>=12.6"],  # and tensorrt, or onnxruntime-gpu, as the machine has it

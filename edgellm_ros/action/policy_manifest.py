@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ..json_values import finite_number, plain_text, read_json, shown, whole_num
 from .camera_slots import CameraSlot as CameraSlot
 from .camera_slots import filled_slots
 from .driving import Driving
+from .fingerprints import Fingerprints
 from .normalization import Normalization
 from .prompt_format import check_prompt_format
 from .robot_adapter import ADAPTERS, RobotAdapter
@@ -158,7 +159,7 @@ class PolicyManifest:
     adapter: str = ""  # between the robot's numbers and those that the policy was trained on, by its name
     embodiment: str = ""  # which of a checkpoint's robots this is
     driving: Driving | None = None  # of policies that reason in words and plan a path
-    fingerprint: str = ""
+    fingerprints: Fingerprints = field(default_factory=Fingerprints)
 
     def __post_init__(self) -> None:
         try:
@@ -276,8 +277,9 @@ class PolicyManifest:
                 found[key] = tuple(found[key])
             if found["driving"] is not None:
                 found["driving"] = Driving.from_json(found["driving"])
+            found["fingerprints"] = Fingerprints(**found["fingerprints"])
             found["time_waves"] = tuple(Waves(**wave) for wave in found["time_waves"])
-            for key in ("family", "policy", "prompt_format", "adapter", "embodiment", "fingerprint"):
+            for key in ("family", "policy", "prompt_format", "adapter", "embodiment"):
                 found[key] = str(found[key])
             return cls(**found)
         except PolicyError:

@@ -19,6 +19,7 @@ from ..runtime.tokenizer import Tokenizer
 from ..vision.pruner import VisualPrunerConfig
 from .chunk import NANOSECONDS, ActionChunk, check_finite
 from .context_engines import ContextEngines
+from .fingerprints import check_fingerprints
 from .noise import DEFAULT_NOISE_SEED, NoiseStream, check_noise_seed, noise_digest, standard_normal
 from .observation import Observation, check_images, check_state, normalised_state
 from .policy_engines import PolicyEngines
@@ -45,6 +46,12 @@ class PolicyRuntime:
         if not (self.path / ACTION_DIRECTORY).is_dir():
             raise PolicyError(f"{self.path} holds no policy; want an engine directory built from one.")
         self.manifest: PolicyManifest = read_policy_manifest(self.path / ACTION_DIRECTORY)
+        check_fingerprints(
+            directory,
+            self.manifest.fingerprints,
+            self.manifest.state.normalization,
+            self.manifest.action.normalization,
+        )
         self._owns_backend = isinstance(backend, str)
         self._backend = (
             open_backend(backend, threads=threads, directory=directory) if isinstance(backend, str) else backend

@@ -70,7 +70,7 @@ def _open_first(directory: EngineDirectory, threads: int, passed_over: list[str]
     """The first backend for the directory that opens; the last one's error where none does."""
     *others, last = LOWERINGS[directory.manifest.lowering]
     for name in others:
-        reason = _obstacle(name, directory)
+        reason = obstacle(name, directory)
         if not reason:
             try:
                 _check_precision(name, directory)
@@ -83,7 +83,7 @@ def _open_first(directory: EngineDirectory, threads: int, passed_over: list[str]
     return _open(last, threads, directory)
 
 
-def _obstacle(name: str, directory: EngineDirectory) -> str:
+def obstacle(name: str, directory: EngineDirectory) -> str:
     """Why a directory cannot run on a backend whatever the machine; empty where nothing speaks against it."""
     manifest = directory.manifest
     plan = main_plan(directory.path)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from .. import __version__
+from ..action.fingerprints import Fingerprints, tokenizer_digest
 from ..action.policy_manifest import ACTION_DIRECTORY
 from ..engine_format import (
     CONFIG_FILE,
@@ -51,17 +52,21 @@ class Progress:
 ProgressCallback = Callable[[Progress], None]
 
 
-def _fingerprint(plan: BuildPlan, progress: ProgressCallback) -> str:
-    """Digest over the checkpoint, the graph and the settings: equal means the same engine."""
-    total, done = plan.checkpoint.weight_bytes, 0
+def _checkpoint_digest(checkpoint: Checkpoint, progress: ProgressCallback) -> str:
+    total, done = checkpoint.weight_bytes, 0
 
     def step(count: int) -> None:
         nonlocal done
         done += count
         progress(Progress("reading the checkpoint", done, total))
 
+    return checkpoint.digest(step)
+
+
+def _fingerprint(plan: BuildPlan, checkpoint: str) -> str:
+    """Digest over the checkpoint, the graph and the settings: equal means the same engine."""
     checksum = hashlib.sha256(f"{FORMAT_VERSION} {__version__} {plan.graph.precision.name}".encode())
-    checksum.update(plan.checkpoint.digest(step).encode())
+    checksum.update(checkpoint.encode())
     if plan.calibration is not None:
         checksum.update(plan.calibration.fingerprint())
     checksum.update(hashlib.sha256(plan.graph_files.model).digest())
@@ -83,7 +88,7 @@ def _write_file(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: ProgressCallback) -> None:
+def _write(plan: BuildPlan, found: Fingerprints, directory: Path, progress: ProgressCallback) -> None:
     vision = plan.vision
     total = plan.graph_files.data_size if plan.answers else 0
     total += plan.sizes.get(EMBEDDING_FILE, 0)
@@ -109,11 +114,11 @@ def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: Progres
         _write_file(directory / name, content)
     sizes = {name: (directory / name).stat().st_size for name in plan.sizes}
     if vision is not None:
-        source = (plan.checkpoint.source, plan.checkpoint.licence, fingerprint)
+        source = (plan.checkpoint.source, plan.checkpoint.licence, found.build)
         written = write_vision(vision, directory / VISUAL_DIRECTORY, source, _write_file, step)
         sizes |= {f"{VISUAL_DIRECTORY}/{name}": size for name, size in written.items()}
     if plan.policy is not None:
-        written = plan.policy.write(directory / ACTION_DIRECTORY, _write_file, step)
+        written = plan.policy.write(directory / ACTION_DIRECTORY, found, _write_file, step)
         sizes |= {f"{ACTION_DIRECTORY}/{name}": size for name, size in written.items()}
     manifest = Manifest(
         lowering=plan.graph.lowering.name,
@@ -121,7 +126,7 @@ def _write(plan: BuildPlan, fingerprint: str, directory: Path, progress: Progres
         builder_version=__version__,
         source=plan.checkpoint.source,
         licence=plan.checkpoint.licence,
-        fingerprint=fingerprint,
+        fingerprint=found.build,
         files=sizes,
         samples=file_samples(directory, sizes),
     )
@@ -209,7 +214,9 @@ def build_engine(
             calibrate=calibrate and random_seed is None,
             weightless=weightless,
         )
-        fingerprint = _fingerprint(plan, report)
+        digest = _checkpoint_digest(checkpoint, report)
+        fingerprint = _fingerprint(plan, digest)
+        found = Fingerprints(checkpoint=digest, tokenizer=tokenizer_digest(plan.tokenizer_files), build=fingerprint)
         if holds_build(place, fingerprint):
             report(Progress("already built", 1, 1))
             return place
@@ -217,5 +224,5 @@ def build_engine(
         needed = plan.passing_bytes + sum(sum(part.sizes.values()) for part in parts)
         # what is not finite is refused in a sentence, to which NumPy's warnings add nothing
         with writing(place, fingerprint, needed) as directory, np.errstate(all="ignore"):
-            _write(plan, fingerprint, directory, report)
+            _write(plan, found, directory, report)
     return place

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..action.fingerprints import Fingerprints, statistics_digest
 from ..action.policy_manifest import POLICY_FILE, PolicyManifest
 from ..errors import CheckpointError
 from .action_families import LanguagePart, PolicyFamily, find_family
@@ -32,25 +33,26 @@ class PolicyPlan:
     @property
     def sizes(self) -> dict[str, int]:
         """Bytes of every file."""
-        sizes = {POLICY_FILE: len(self._manifest_bytes())}
+        sizes = {POLICY_FILE: len(_bytes(self.manifest))}  # a fingerprint is as long as none
         for name, (_, files) in self.graphs.items():
             sizes |= {name: len(files.model), f"{name}.data": files.data_size}
         return sizes
 
-    def _manifest_bytes(self) -> bytes:
-        return json.dumps(self.manifest.to_json(), indent=1, ensure_ascii=False).encode()
-
     def digest(self) -> str:
-        """Over the graphs and the manifest."""
-        checksum = hashlib.sha256(self._manifest_bytes())
+        """Over the graphs and the manifest without its fingerprints."""
+        checksum = hashlib.sha256(_bytes(self.manifest))
         for _, files in self.graphs.values():
             checksum.update(hashlib.sha256(files.model).digest())
         return checksum.hexdigest()
 
     def write(
-        self, directory: Path, write_file: Callable[[Path, bytes], None], step: Callable[[int], None]
+        self,
+        directory: Path,
+        fingerprints: Fingerprints,
+        write_file: Callable[[Path, bytes], None],
+        step: Callable[[int], None],
     ) -> dict[str, int]:
-        """Write the directory; returns its files' sizes.
+        """Write the directory; returns its files' sizes. Those of the statistics are filled in.
 
         :raises CheckpointError: a weight cannot be read or is not finite.
         """
@@ -58,8 +60,14 @@ class PolicyPlan:
         for name, (graph, files) in self.graphs.items():
             write_weights(graph, files, directory / f"{name}.data", step)
             write_file(directory / name, files.model)
-        write_file(directory / POLICY_FILE, self._manifest_bytes())
+        state, action = self.manifest.state.normalization, self.manifest.action.normalization
+        fingerprints = replace(fingerprints, statistics=statistics_digest(state, action))
+        write_file(directory / POLICY_FILE, _bytes(replace(self.manifest, fingerprints=fingerprints)))
         return self.sizes
+
+
+def _bytes(manifest: PolicyManifest) -> bytes:
+    return json.dumps(manifest.to_json(), indent=1, ensure_ascii=False).encode()
 
 
 def plan_policy(

@@ -1,4 +1,4 @@
-"""Parameters of the node as a command line gives them."""
+"""Parameters and topics of the node as a command line gives them."""
 
 from __future__ import annotations
 
@@ -43,3 +43,14 @@ def node_parameter(text: str) -> tuple[str, Any]:
     except ValueError as error:
         raise RequestError(str(error)) from None
     return name, list(found) if isinstance(found, tuple) else found
+
+
+def remapping(text: str) -> tuple[str, str]:
+    """``before:=after`` of two topics.
+
+    :raises RequestError: it is none.
+    """
+    before, mark, after = text.partition(":=")
+    if not (mark and before and after):
+        raise RequestError(f"--remap is {text!r}; want TOPIC:=TOPIC, such as /camera/image:=/image.")
+    return before, after

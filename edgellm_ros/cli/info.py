@@ -77,6 +77,10 @@ def _policy(manifest: PolicyManifest) -> list[tuple[str, str]]:
             f"{manifest.family}{robot}: {manifest.horizon} actions of {manifest.step_time:.4g} s a chunk, "
             f"{manifest.denoise_steps} denoise steps, meaning {manifest.meaning.value}",
         ),
+        (
+            "built of",
+            ", ".join(f"{name} {getattr(manifest.fingerprints, name)[:16]}" for name in ("checkpoint", "statistics")),
+        ),
         ("cameras", ", ".join(map(_camera, manifest.cameras))),
         *(
             (name, ", ".join(f"{label} [{unit}]" for label, unit in zip(part.names, part.units, strict=True)) or "none")

@@ -16,6 +16,7 @@ from .endings import CLOSED_PIPE, Terminated, discard_output, terminations
 COMMANDS = {
     "build": ("build", "write an engine directory from a checkpoint"),
     "info": ("info", "print what an engine directory holds"),
+    "check": ("check", "say whether this machine can run an engine directory, and what to do if not"),
     "generate": ("generate", "answer one prompt, streamed to the terminal"),
     "act": ("act", "compute one action chunk from a stored observation"),
     "perplexity": ("perplexity", "measure how well an engine directory predicts a text"),

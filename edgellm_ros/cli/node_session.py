@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..errors import EdgeLLMError, MissingPackageError, RefusalCode
+from ..ros.surroundings import LAST_DOMAIN as LAST_DOMAIN  # part of this module for its callers
 
 if TYPE_CHECKING:
     from ..ros.client import PromptClient
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 START_TIMEOUT = 120.0  # s until the node is active
 LAST_PIECES_TIMEOUT = 5.0  # s for what is still on its way when an answer is complete
-LAST_DOMAIN = 101  # ports of higher ROS domains lie where Linux puts those of clients
 
 
 def say(text: str) -> None:
@@ -37,15 +37,20 @@ def set_environment(domain: int | None) -> None:
     os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
     if os.environ.get("ROS_DISTRO") == "humble":  # which does not know the range
         os.environ["ROS_LOCALHOST_ONLY"] = "1"
+    find_profile()
+
+
+def find_profile() -> None:
+    """Give Fast DDS its profile, where it has none, and let ROS find its packages; before rclpy is imported."""
+    from ..ros.launch_spec import profile_environment
+
     find_packages()
+    os.environ.update(profile_environment(os.environ))
 
 
 def find_packages() -> None:
-    """Let ROS find its packages where they are wheels, and Fast DDS its profile; before rclpy is imported."""
-    from ..ros.launch_spec import profile_environment
-
+    """Let ROS find its packages where they are wheels; before rclpy is imported."""
     os.environ.setdefault("AMENT_PREFIX_PATH", sys.prefix)
-    os.environ.update(profile_environment(os.environ))
 
 
 def domain_text() -> str:

@@ -16,14 +16,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from ..errors import EdgeLLMError, RefusalCode, RequestError
-from .assignment import node_parameter
+from ..errors import EdgeLLMError, RefusalCode
+from .assignment import node_parameter, remapping
 from .node_session import (
     LAST_DOMAIN,
     NodeSession,
     attached_session,
     check_ros,
-    find_packages,
+    find_profile,
     node_session,
     say,
     set_environment,
@@ -71,14 +71,14 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name) not in (None, []):
             raise _bad(f"--{name.replace('_', '-')} is for a node that is started here; leave it out beside --node.")
     settings = dict(node_parameter(text) for text in arguments.set)
-    remappings = dict(_remapping(text) for text in arguments.remap)
+    remappings = dict(remapping(text) for text in arguments.remap)
     from ..ros.replay_record import first_difference, load_record
 
     expected = load_record(arguments.expect) if arguments.expect else None
     if arguments.params_file and not arguments.params_file.is_file():
         raise _bad(f"--params-file {arguments.params_file} is no file; want the YAML file of the node.")
     if arguments.node:
-        find_packages()
+        find_profile()
     else:
         set_environment(arguments.domain)
     check_ros()
@@ -133,13 +133,6 @@ def _session(
     (spec,) = node_specs(given)
     spec = replace(spec, parameters={**spec.parameters, "report.include_text": True, **settings})
     return node_session([spec], lambda spec: client(server=spec.name), quiet=arguments.json)
-
-
-def _remapping(text: str) -> tuple[str, str]:
-    before, mark, after = text.partition(":=")
-    if not (mark and before and after):
-        raise RequestError(f"--remap is {text!r}; want TOPIC:=TOPIC, such as /camera/image:=/image.")
-    return before, after
 
 
 def _bad(sentence: str) -> EdgeLLMError:

@@ -92,7 +92,7 @@ class EngineHost:
 
         start = time.monotonic()
         with ExitStack() as stack:
-            directory = open_engine_directory(_directory(settings.engine, settings.fake, stack))
+            directory = open_engine_directory(directory_of(settings.engine, settings.fake, stack))
             spare = spare_memory(directory, settings.engine.memory_reserve_mb)
             with ExitStack() as undo:
                 policy = None
@@ -100,7 +100,7 @@ class EngineHost:
                     policy = PolicyHost.load(directory.path, settings)
                     undo.callback(policy.close)
                 # A policy that reasons holds its language model itself; a second copy would fill the memory.
-                answers = _answers(directory) and (policy is None or policy.manifest.driving is None)
+                answers = holds_language_model(directory) and (policy is None or policy.manifest.driving is None)
                 runtime, engine = _load_text(directory, settings, spare, undo) if answers else (None, None)
                 undo.pop_all()
             if runtime is not None:
@@ -218,7 +218,7 @@ class EngineHost:
         return True
 
 
-def _answers(directory: EngineDirectory) -> bool:
+def holds_language_model(directory: EngineDirectory) -> bool:
     """Whether there is a graph of a language model; the fake backend needs none."""
     graphs = (directory.path / name for name in (GRAPH_FILE, PLAN_FILE))
     return directory.manifest.lowering == "fake" or any(graph.is_file() for graph in graphs)
@@ -248,7 +248,7 @@ def _load_text(
     return runtime, RequestEngine(runtime, config)
 
 
-def _directory(engine: EngineSettings, fake: FakeSettings, stack: ExitStack) -> Path:
+def directory_of(engine: EngineSettings, fake: FakeSettings, stack: ExitStack) -> Path:
     """The engine directory; a temporary one with the fake's script where the fake backend has none."""
     if engine.directory:
         return Path(engine.directory).expanduser()

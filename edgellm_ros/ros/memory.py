@@ -34,6 +34,14 @@ def release_memory() -> None:
         trim(0)
 
 
+def needed_memory(directory: EngineDirectory) -> int:
+    """Bytes that an engine takes: its files, and caches for its limits."""
+    limits = directory.config.limits
+    element = DataType(directory.config.kv_cache_dtype).numpy.itemsize
+    cache = sum(2 * heads * size for heads, size in directory.config.kv_layers) * element
+    return sum(directory.manifest.files.values()) + cache * limits.max_batch_size * limits.max_kv_cache_capacity
+
+
 def spare_memory(directory: EngineDirectory, reserve_mb: int) -> int | None:
     """Bytes that are left of free memory beside the engine and the reserve; None where the system does not tell.
 
@@ -42,10 +50,7 @@ def spare_memory(directory: EngineDirectory, reserve_mb: int) -> int | None:
     available = available_memory()
     if available is None:
         return None
-    limits = directory.config.limits
-    element = DataType(directory.config.kv_cache_dtype).numpy.itemsize
-    cache = sum(2 * heads * size for heads, size in directory.config.kv_layers) * element
-    needed = sum(directory.manifest.files.values()) + cache * limits.max_batch_size * limits.max_kv_cache_capacity
+    needed = needed_memory(directory)
     if available - needed < reserve_mb * 2**20:
         raise BackendError(
             f"{directory.path} needs about {needed >> 20} MB of the {available >> 20} MB that are free and "

@@ -66,15 +66,8 @@ class PolicyHost:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """The joints whose positions are the policy's state, as messages name them.
-
-        ``action.joint_names`` renames those that are actions too; where no name is both, they are in the same order.
-        """
-        state, action = self.manifest.state.names, self.manifest.action.names
-        if set(state) & set(action):
-            renamed = dict(zip(action, self.joint_names, strict=True))
-            return tuple(renamed.get(name, name) for name in state)
-        return self.joint_names if self.joint_names != action and len(action) == len(state) else state
+        """The joints whose positions are the policy's state, as messages name them."""
+        return state_names(self.manifest, self.joint_names)
 
     def positions(self, state: np.ndarray) -> np.ndarray | None:
         """Where the dimensions of an action are in a state [n]; None where names do not tell."""
@@ -120,6 +113,18 @@ class PolicyHost:
     def close(self) -> None:
         """Free the engines."""
         self.runtime.close()
+
+
+def state_names(manifest: PolicyManifest, joint_names: tuple[str, ...]) -> tuple[str, ...]:
+    """The joints whose positions are a policy's state, as messages name them.
+
+    ``joint_names`` rename those that are actions too; where no name is both, they are in the same order.
+    """
+    state, action = manifest.state.names, manifest.action.names
+    if set(state) & set(action):
+        renamed = dict(zip(action, joint_names, strict=True))
+        return tuple(renamed.get(name, name) for name in state)
+    return joint_names if joint_names != action and len(action) == len(state) else state
 
 
 def check_settings(

