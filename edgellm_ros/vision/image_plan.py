@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import RequestError
 from .opencv import opencv
-from .resize import resize
+from .resize import lines_of, resize_lines
 from .resize_taps import Filter
 
 MOST_TOKENS = 1 << 17  # of an image; no context is longer
@@ -122,10 +122,10 @@ def check_amount(values: int, tokens: int) -> None:
 
 def carry_out(plan: ImagePlan, image: np.ndarray, table: np.ndarray, out: np.ndarray) -> None:
     """Write uint8 [H,W,3] into ``out`` of the plan's shape through ``table`` [256,3]; ``out`` has the table's dtype."""
-    pictures = [image]
+    pictures = [lines_of(image, borrowed="image")]
     for number, step in enumerate(plan.steps):
         source = pictures[step.source]
-        pictures.append(resize(source, step.height, step.width, plan.kernel, borrowed=f"step {number}"))
+        pictures.append(resize_lines(source, step.height, step.width, plan.kernel, borrowed=f"step {number}"))
     first = 0
     for part in plan.parts:
         rows, picture = out[first : first + part.rows], pictures[part.source]
@@ -135,36 +135,35 @@ def carry_out(plan: ImagePlan, image: np.ndarray, table: np.ndarray, out: np.nda
             continue
         for index in range(part.rows):
             top, left = index // part.across * part.height, index % part.across * part.width
-            planes(picture[top : top + part.height, left : left + part.width], table, rows[index])
+            _planes(picture[top : top + part.height, :, left : left + part.width], table, rows[index])
 
 
-def planes(image: np.ndarray, table: np.ndarray, out: np.ndarray) -> None:
-    """Write uint8 [H,W,3] into ``out`` [3,H,W] through ``table`` [256,3]; ``out`` has the table's dtype."""
-    cv2 = opencv()
+def _planes(lines: np.ndarray, table: np.ndarray, out: np.ndarray) -> None:
+    """Write lines uint8 [H,3,W] into ``out`` [3,H,W] through ``table`` [256,3]; ``out`` has the table's dtype."""
     if table.dtype == np.uint8:
-        cv2.split(image, list(out))
+        np.copyto(out, lines.transpose(1, 0, 2))
         return
+    cv2 = opencv()
     for channel in range(3):
-        plane = cv2.extractChannel(image, channel)
-        cv2.LUT(plane, np.ascontiguousarray(table[:, channel]).reshape(1, 256), dst=out[channel])
+        cv2.LUT(lines[:, channel], np.ascontiguousarray(table[:, channel]).reshape(1, 256), dst=out[channel])
 
 
 def cut_patches(
     frames: np.ndarray, patch: int, merge: int, temporal: int, table: np.ndarray, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """uint8 [F,H,W,3] to [F/temporal * H/patch * W/patch, 3*temporal*patch*patch] of the table's dtype [256,3].
+    """Lines uint8 [F,H,3,W] to [F/temporal * H/patch * W/patch, 3*temporal*patch*patch] of the table's dtype [256,3].
 
     Patches that are merged into one token follow each other. ``F`` is 1 (a still image, used ``temporal`` times) or a
     multiple of ``temporal``.
     """
-    count, height, width, _ = frames.shape
+    count, height, _, width = frames.shape
     times = max(count // temporal, 1)
     down, across = height // patch // merge, width // patch // merge
     shape = (times, down, across, merge, merge, 3, temporal, patch, patch)
     result = np.empty(shape, table.dtype) if out is None else out.reshape(shape)
     levels = np.empty((count, 3, height, width), table.dtype)
     for frame, into in zip(frames, levels, strict=True):
-        planes(frame, table, into)
+        _planes(frame, table, into)
     split = levels.reshape(times, -1, 3, down, merge, patch, across, merge, patch)
     np.copyto(result, split.transpose(0, 3, 6, 4, 7, 2, 1, 5, 8))
     return result.reshape(times * down * across * merge * merge, -1)

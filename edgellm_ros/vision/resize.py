@@ -1,8 +1,8 @@
 """Resizing as Pillow does it: separable kernels, widened when an image shrinks, 8-bit between the two passes.
 
 The image processors of transformers stand on these kernels, in Pillow or in torchvision's copy of them. All weights
-of a pair of lengths are computed once. A pass multiplies blocks of a few output rows at once with the input rows under
-them: the blocks overlap little, so small matrix products beat a sum over taps by far. Pixels equal those of Pillow
+of a pair of lengths are computed once. A picture lies in lines [H,3,W], each of three colours one after the other, so
+that both passes are products of matrices in place: ``resize_runs.py`` says which. Pixels equal those of Pillow
 up to 12 and of torchvision but for ties of rounding, which may fall one grey level to the other side. Pillow 13 takes
 rows first where that is cheaper, which moves steep edges by many levels: models in use were not trained with that.
 """
@@ -11,64 +11,27 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from .opencv import opencv
+from .resize_runs import Run, runs
 from .resize_taps import Filter as Filter  # part of this module for its callers
-from .resize_taps import taps
 
-ROWS_AT_ONCE = 4  # of a product; more rows share more loads, but their common window holds more zeros
-PRODUCTS_AT_ONCE = 12  # whose input is converted, and whose results are rounded, in one call each
-WINDOW = 112  # input rows of them at most, where a single one does not take more: again so that the cache holds them
-TURNED_AT_ONCE = 32  # rows of an image that is transposed
-STRIP = 4096  # columns that are worked on together, so that a window of rows stays in the second-level cache
+VALUES_AT_ONCE = 3 << 18  # of a strip of lines whose pixels are resized, input and output: the cache shall hold them
+STRIP = 8192  # columns that are worked on together when lines are; narrower ones read memory in too small pieces
+SPACE = 16  # numbers between rows: at a distance of a power of two they would take the same places of the cache
 HALF_UP = {np.dtype(np.float32): 8e-6, np.dtype(np.float64): 1e-9}  # OpenCV alone rounds exact halves to even
 
 
-@dataclass(frozen=True)
-class _Product:
-    """Output rows ``start ..`` of a block as products with its input rows ``low .. high``, both from its first on."""
-
-    start: int
-    low: int
-    high: int
-    weights: np.ndarray  # [rows, high - low], float32 or float64
-
-
-@dataclass(frozen=True)
-class _Block:
-    """Output rows ``start .. stop`` and the input rows ``low .. high`` under them."""
-
-    start: int
-    stop: int
-    low: int
-    high: int
-    products: tuple[_Product, ...]
-
-
-@lru_cache(maxsize=64)
-def _blocks(length: int, new_length: int, kernel: Filter) -> tuple[_Block, ...]:
-    table = taps(length, new_length, kernel)
-    lows, highs = table.lows, table.highs
+@lru_cache(maxsize=128)
+def _blocks(length: int, new_length: int, kernel: Filter, along: bool) -> tuple[Run, ...]:
     # the weights of simpler kernels meet in ties so often that only exact sums fall to the right side
-    number = np.float32 if kernel is Filter.LANCZOS else np.float64
-    at_once = ROWS_AT_ONCE * max(1, min(PRODUCTS_AT_ONCE, int((WINDOW - 2 * table.reach) / table.scale / ROWS_AT_ONCE)))
-    blocks = []
-    for start in range(0, new_length, at_once):
-        stop = min(start + at_once, new_length)
-        first = int(lows[start])
-        products = []
-        for row in range(start, stop, ROWS_AT_ONCE):
-            rows = slice(row, min(row + ROWS_AT_ONCE, stop))
-            low, high = int(lows[rows][0]), int(highs[rows][-1])
-            weights = np.ascontiguousarray(table.dense(rows, low, high), number)
-            products.append(_Product(row - start, low - first, high - first, weights))
-        blocks.append(_Block(start, stop, first, int(highs[stop - 1]), tuple(products)))
-    return tuple(blocks)
+    number = np.dtype(np.float32 if kernel is Filter.LANCZOS else np.float64)
+    return runs(length, new_length, kernel, number, along=along)
 
 
 class _Buffers(threading.local):
@@ -90,56 +53,113 @@ _buffers = _Buffers()
 _LEVELS = np.dtype(np.uint8)
 
 
-def _resize_rows(image: np.ndarray, result: np.ndarray, kernel: Filter, cv2: Any) -> None:
-    """uint8 [rows, columns] into uint8 [new rows, columns]."""
-    blocks = _blocks(image.shape[0], result.shape[0], kernel)
-    columns = image.shape[1]
-    number = blocks[0].products[0].weights.dtype
-    half_up = HALF_UP[number]
-    window = max(block.high - block.low for block in blocks)
+def _resize_pixels(image: np.ndarray, result: np.ndarray, kernel: Filter, cv2: Any) -> None:
+    """uint8 [lines, pixels] into uint8 [lines, new pixels]."""
+    (lines, length), new_length = image.shape, result.shape[1]
+    blocks = _blocks(length, new_length, kernel, True)
+    number = blocks[0].weights.dtype
+    before = max(-min(block.start for block in blocks), 0)
+    width = before + max(length, *(block.stop for block in blocks)) + SPACE
+    made = sum(block.made for block in blocks) + SPACE
+    at_once = max(1, min(lines, VALUES_AT_ONCE // (width + made)))
+    values = _buffers.take("values", (at_once, width), number)
+    sums = _buffers.take("sums", (at_once, made), number)
+    values[:, :before] = 0
+    values[:, before + length :] = 0
+    stacks = [
+        (
+            _every(values, before + block.start, block.step, block.window, block.products),
+            block.weights,
+            _every(sums, block.first, block.together, block.together, block.products),
+        )
+        for block in blocks
+    ]
+    for start in range(0, lines, at_once):
+        stop = min(start + at_once, lines)
+        count = stop - start
+        np.copyto(values[:count, before : before + length], image[start:stop])
+        for windows, weights, into in stacks:
+            np.matmul(windows[:, :count], weights, out=into[:, :count])
+        _round(sums[:count, :new_length], result[start:stop], cv2)
+
+
+def _every(rows: np.ndarray, start: int, step: int, length: int, count: int) -> np.ndarray:
+    """Views [count, rows, length] of columns from ``start`` on, ``step`` apart."""
+    line, number = rows.strides
+    return as_strided(rows[:, start:], (count, len(rows), length), (step * number, line, number))
+
+
+def _resize_lines(image: np.ndarray, result: np.ndarray, kernel: Filter, cv2: Any) -> None:
+    """uint8 [lines, columns] into uint8 [new lines, columns]."""
+    (length, columns), new_length = image.shape, len(result)
+    blocks = _blocks(length, new_length, kernel, False)
+    number = blocks[0].weights.dtype
+    most = max(block.stop - block.start for block in blocks)
+    made = max(block.made for block in blocks)
     for first in range(0, columns, STRIP):
         width = min(STRIP, columns - first)
-        values = _buffers.take("window", (window, width), number)
-        sums = _buffers.take("sums", (ROWS_AT_ONCE * PRODUCTS_AT_ONCE, width), number)
+        values = _buffers.take("values", (most, width + SPACE), number)
+        sums = _buffers.take("sums", (made, width + SPACE), number)
+        line, item = values.strides
         source, target = image[:, first : first + width], result[:, first : first + width]
         for block in blocks:
-            np.copyto(values[: block.high - block.low], source[block.low : block.high])
-            for product in block.products:
-                part = sums[product.start : product.start + len(product.weights)]
-                np.matmul(product.weights, values[product.low : product.high], out=part)
-            rows = target[block.start : block.stop]
-            cv2.add(sums[: len(rows)], half_up, dst=rows, dtype=cv2.CV_8U)
+            low, high = max(block.start, 0), min(block.stop, length)
+            values[: low - block.start] = 0
+            values[high - block.start : block.stop - block.start] = 0
+            np.copyto(values[low - block.start : high - block.start, :width], source[low:high])
+            windows = as_strided(values, (block.products, block.window, width), (block.step * line, line, item))
+            into = as_strided(sums, (block.products, block.together, width), (block.together * line, line, item))
+            np.matmul(block.weights, windows, out=into)
+            rows = target[block.first : block.first + block.made]
+            _round(sums[: len(rows), :width], rows, cv2)
 
 
-def _turn(image: np.ndarray, result: np.ndarray, cv2: Any) -> None:
-    """Transpose [H,W,3] into [W,H,3]; OpenCV alone leaves the cache with large images."""
-    for start in range(0, len(image), TURNED_AT_ONCE):
-        stop = start + TURNED_AT_ONCE
-        cv2.transpose(image[start:stop], result[:, start:stop])
+def _round(sums: np.ndarray, result: np.ndarray, cv2: Any) -> None:
+    """Into uint8, halves up; what is below 0 or above 255 becomes that. ``sums`` are lost."""
+    half_up = HALF_UP[sums.dtype]
+    if sums.dtype == np.float64:
+        cv2.add(sums, half_up, dst=result, dtype=cv2.CV_8U)
+        return
+    cv2.threshold(sums, 0, 0, cv2.THRESH_TOZERO, dst=sums)  # with the next in half the time of the one above
+    cv2.convertScaleAbs(sums, dst=result, alpha=1, beta=half_up)
 
 
-def resize(image: np.ndarray, height: int, width: int, kernel: Filter, *, borrowed: str = "") -> np.ndarray:
-    """uint8 [H,W,3] to uint8 [height,width,3]; C-contiguous. Columns first, then rows, as Pillow does.
+def _place(borrowed: str, shape: tuple[int, ...]) -> np.ndarray:
+    return _buffers.take(borrowed, shape, _LEVELS) if borrowed else np.empty(shape, np.uint8)
 
-    The result is the image itself where nothing changes. With a name in ``borrowed`` it lies in memory that the next
+
+def lines_of(image: np.ndarray, *, borrowed: str = "") -> np.ndarray:
+    """uint8 [H,W,3] as lines uint8 [H,3,W]; ``borrowed`` as of ``resize_lines``."""
+    height, width = image.shape[:2]
+    lines = _place(borrowed, (height, 3, width))
+    opencv().split(image, [lines[:, channel] for channel in range(3)])
+    return lines
+
+
+def resize_lines(lines: np.ndarray, height: int, width: int, kernel: Filter, *, borrowed: str = "") -> np.ndarray:
+    """Lines uint8 [H,3,W] to uint8 [height,3,width], both C-contiguous. Columns first, then rows, as Pillow does.
+
+    The result is ``lines`` itself where nothing changes. With a name in ``borrowed`` it lies in memory that the next
     call with that name by the same thread uses again: for what is read at once and not kept.
     """
     cv2 = opencv()
-    old_height, old_width = image.shape[:2]
-
-    def result_of(shape: tuple[int, ...]) -> np.ndarray:
-        return _buffers.take(borrowed, shape, _LEVELS) if borrowed else np.empty(shape, np.uint8)
-
+    old_height, _, old_width = lines.shape
     if old_width != width:
-        turned = _buffers.take("turned", (old_width, old_height, 3), _LEVELS)
-        _turn(image, turned, cv2)
-        wide = _buffers.take("wide", (width, old_height, 3), _LEVELS)
-        _resize_rows(turned.reshape(old_width, -1), wide.reshape(width, -1), kernel, cv2)
-        shape = (old_height, width, 3)
-        image = result_of(shape) if old_height == height else _buffers.take("upright", shape, _LEVELS)
-        _turn(wide, image, cv2)
+        shape = (old_height, 3, width)
+        wide = _place(borrowed, shape) if old_height == height else _buffers.take("wide", shape, _LEVELS)
+        _resize_pixels(lines.reshape(-1, old_width), wide.reshape(-1, width), kernel, cv2)
+        lines = wide
     if old_height != height:
-        result = result_of((height, width, 3))
-        _resize_rows(np.ascontiguousarray(image).reshape(old_height, -1), result.reshape(height, -1), kernel, cv2)
-        image = result
-    return np.ascontiguousarray(image)
+        result = _place(borrowed, (height, 3, width))
+        _resize_lines(lines.reshape(old_height, -1), result.reshape(height, -1), kernel, cv2)
+        lines = result
+    return lines
+
+
+def resize(image: np.ndarray, height: int, width: int, kernel: Filter) -> np.ndarray:
+    """uint8 [H,W,3] to uint8 [height,width,3]; C-contiguous, and the image itself where nothing changes."""
+    if image.shape[:2] == (height, width):
+        return np.ascontiguousarray(image)
+    lines = resize_lines(lines_of(image, borrowed="lines"), height, width, kernel, borrowed="resized")
+    result: np.ndarray = opencv().merge([lines[:, channel] for channel in range(3)])
+    return result

@@ -234,8 +234,8 @@ def test_a_gpu_plans_what_the_cpu_plans(engines, name):
 def test_a_gpu_plans_near_the_cpu_in_half_precision(engines):
     """In one step and without words, of which half precision may choose others."""
     backend, found = gpu_backend("onnxruntime_cuda", engines("onnxruntime", "fp16")), []
-    for precision, device in (("fp32", "onnxruntime"), ("fp16", backend)):
-        with PolicyRuntime(engines("onnxruntime", precision), backend=device) as runtime:
+    for lowering, precision, device in (("tensorrt_legacy", "fp32", "onnxruntime"), ("onnxruntime", "fp16", backend)):
+        with PolicyRuntime(engines(lowering, precision), backend=device) as runtime:
             runtime.reasoning_tokens = 0
             found.append(plan(runtime, denoise_steps=1).normalised.ravel().astype(np.float64))
     ours, wanted = found

@@ -17,7 +17,7 @@ from ...errors import RequestError
 from ..image_plan import ImagePlan, Patches, Resized, check_amount, cut_patches
 from ..processor import ProcessedImages, Video, check_video, process_planned
 from ..processor_settings import MOST_PIXELS, ProcessorSettings
-from ..resize import resize
+from ..resize import lines_of, resize_lines
 from ..resize_taps import Filter
 
 LARGEST_GROUP = 16  # patches of a token, and frames of a patch, along an axis
@@ -112,7 +112,7 @@ class QwenVLProcessor:
         grid = (times, height // self.patch, width // self.patch)
         count = math.prod(grid) // self.merge**2
         check_amount(3 * times * self.temporal_patch * height * width, count)
-        frames = [resize(frame, height, width, self.kernel) for frame in video.frames]
+        frames = [resize_lines(lines_of(frame), height, width, self.kernel) for frame in video.frames]
         frames += [frames[-1]] * (-len(frames) % self.temporal_patch)
         patches = cut_patches(np.stack(frames), self.patch, self.merge, self.temporal_patch, self.table)
         return ProcessedImages(
