@@ -69,9 +69,9 @@ def _check(
     findings: Findings, arguments: argparse.Namespace, remappings: Sequence[tuple[str, str]], stack: ExitStack
 ) -> str:
     """Everything, in the order in which it is told; gives the place of the engine."""
-    from ..ros.engine_host import directory_of, holds_language_model
+    from ..ros.engine_host import directory_of
     from ..ros.parameter_file import read_parameter_file
-    from .check_machine import check_backend, check_files, policy_of, tower_of
+    from .check_machine import check_backend, check_files
     from .check_packages import check_packages
     from .check_robot import check_actions, check_inputs, check_parameters
 
@@ -93,27 +93,22 @@ def _check(
         engine = replace(engine, backend=arguments.backend)
     settings = replace(settings, engine=engine)
     path = directory_of(engine, settings.fake, stack)
-    directory = check_files(findings, path)
-    policy = tower = None
-    if directory is not None:
-        tower, policy = tower_of(findings, directory), policy_of(findings, directory)
-    answers = directory is not None and holds_language_model(directory)
-    sees = tower is not None and answers
+    whole = check_files(findings, path)
     with findings.of("packages"):
-        check_packages(findings, _needs(settings, sees or policy is not None))
-    if directory is not None:
-        check_backend(findings, directory, engine.backend, engine.threads, engine.memory_reserve_mb)
+        check_packages(findings, _needs(settings, whole is not None and (whole.sees or whole.policy is not None)))
+    if whole is not None:
+        check_backend(findings, whole.directory, engine.backend, engine.threads, engine.memory_reserve_mb)
     has_ros = _check_ros(findings, wanted=arguments.params_file is not None or arguments.live is not None)
-    if directory is not None:
+    if whole is not None:
         resolve = _resolver(namespace, remappings)
-        cameras = check_inputs(findings, settings, policy, sees, resolve)
-        names = () if policy is None else check_actions(findings, settings, policy)
+        cameras = check_inputs(findings, settings, whole.policy, whole.sees, resolve)
+        names = () if whole.policy is None else check_actions(findings, settings, whole.policy)
         if arguments.live is not None and has_ros:
             from .check_live import check_live
 
-            check_live(findings, arguments.live, given, cameras, policy, names, resolve)
+            check_live(findings, arguments.live, given, cameras, whole.policy, names, resolve)
         if arguments.load and not findings.problems:
-            _load(findings, directory, engine.backend, engine.threads)
+            _load(findings, whole.directory, engine.backend, engine.threads)
     return str(path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from ..action.policy_manifest import ACTION_DIRECTORY, POLICY_FILE, PolicyManife
 from ..backends.registry import obstacle, open_backend
 from ..engine_format import EngineDirectory, open_engine_directory
 from ..errors import BackendError
+from ..ros.engine_host import holds_language_model
 from ..ros.memory import needed_memory, spare_memory
 from ..vision.visual_directory import VisualDirectory, find_visual_directory, open_visual_directory
 from .findings import Findings
@@ -18,11 +20,24 @@ _GPU_DEVICES = ("/dev/nvidia0", "/dev/nvmap", "/dev/nvgpu")  # of a card, and of
 _MEGABYTE = 1e6
 
 
-def check_files(findings: Findings, path: Path) -> EngineDirectory | None:
-    """Everything that is read before an engine is loaded; None where the directory is none that could be."""
+@dataclass(frozen=True)
+class CheckedEngine:
+    """A directory all of whose parts are whole; ``tower`` and ``policy`` are None where it has none."""
+
+    directory: EngineDirectory
+    tower: VisualDirectory | None
+    policy: PolicyManifest | None
+
+    @property
+    def sees(self) -> bool:
+        """Whether prompts are answered with images."""
+        return self.tower is not None and holds_language_model(self.directory)
+
+
+def check_files(findings: Findings, path: Path) -> CheckedEngine | None:
+    """Everything that is read before an engine is loaded; None where a part of it could not be."""
     from ..runtime.tokenizer import Tokenizer
 
-    directory = None
     with findings.of("directory"):
         directory = open_engine_directory(path)
         manifest = directory.manifest
@@ -31,34 +46,21 @@ def check_files(findings: Findings, path: Path) -> EngineDirectory | None:
             f"{path} holds {directory.config.model} in {manifest.precision} for {manifest.lowering}: "
             f"{len(manifest.files)} files of {sum(manifest.files.values()) / _MEGABYTE:.1f} MB, as they were built.",
         )
-    if directory is None:
-        return None
-    with findings.of("tokenizer"):
         tokenizer = Tokenizer.from_directory(path)
         template = "with a chat template" if tokenizer.chat_template else "without a chat template"
         findings.ok("tokenizer", f"{len(directory.config.eos_token_id)} end tokens, {template}.")
-    return directory
-
-
-def tower_of(findings: Findings, directory: EngineDirectory) -> VisualDirectory | None:
-    """The image tower, checked; None where there is none, or none that is whole."""
-    with findings.of("images"):
-        place = find_visual_directory(directory.path, None)
-        return None if place is None else open_visual_directory(place)
+        place = find_visual_directory(path, None)
+        tower = None if place is None else open_visual_directory(place)
+        return CheckedEngine(directory, tower, _policy(findings, path / ACTION_DIRECTORY))
     return None
 
 
-def policy_of(findings: Findings, directory: EngineDirectory) -> PolicyManifest | None:
-    """The policy's manifest, checked; None where there is none, or none that is whole."""
-    with findings.of("policy"):
-        place = directory.path / ACTION_DIRECTORY
-        if (place / POLICY_FILE).is_file():
-            manifest = read_policy_manifest(place)
-            findings.ok(
-                "policy", f"{manifest.family}, {manifest.horizon} actions of {manifest.step_time:.4g} s a chunk."
-            )
-            return manifest
-    return None
+def _policy(findings: Findings, place: Path) -> PolicyManifest | None:
+    if not (place / POLICY_FILE).is_file():
+        return None
+    policy = read_policy_manifest(place)
+    findings.ok("policy", f"{policy.family}, {policy.horizon} actions of {policy.step_time:.4g} s a chunk.")
+    return policy
 
 
 def check_backend(findings: Findings, directory: EngineDirectory, name: str, threads: int, reserve_mb: int) -> None:

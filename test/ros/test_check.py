@@ -180,6 +180,15 @@ def turn(path: Path) -> None:
     path.write_bytes(content)
 
 
+def replace_file(folder: Path, name: str, content: bytes) -> None:
+    """With a manifest that fits, as another version would have written both."""
+    (folder / name).write_bytes(content)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][name] = len(content)
+    del manifest["samples"][name]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
@@ -188,16 +197,20 @@ def turn(path: Path) -> None:
         (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json"),
         (lambda folder: (folder / "manifest.json").unlink(), "has no manifest.json"),
+        (lambda folder: replace_file(folder, "action/policy.json", b"{}"), "policy.json has contract_version None"),
+        (lambda folder: replace_file(folder, "tokenizer.json", b"{}"), "tokenizer.json is no tokenizer"),
     ],
-    ids=["cut", "turned", "missing", "manifest", "no manifest"],
+    ids=["cut", "turned", "missing", "manifest", "no manifest", "policy", "tokenizer"],
 )
 def test_a_damaged_directory_is_told_by_its_file(
     damage: Callable[[Path], object], sentence: str, acts: Path, check: Check, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(acts, tmp_path / "engine")
     damage(folder)
-    (problem,) = check(folder)["problem"]
+    found = check(folder)
+    (problem,) = found["problem"]
     assert problem.startswith("directory: ") and sentence in problem
+    assert not any(told.startswith(("backend:", "cameras:")) for verdict in found.values() for told in verdict)
 
 
 def test_a_place_without_an_engine_is_a_problem_and_no_place_a_bad_command_line(

@@ -85,7 +85,8 @@ def test_a_prompt_gives_words_and_a_path_from_what_was_seen_and_driven(start, en
     times = [round(seconds(pose.header.stamp) * 10 - stamp / STEP, 3) for pose in path.poses]
     assert times == [1, 2, 3, 4, 5, 6] and path.header.frame_id == "base_link"
     assert np.array_equal(np.reshape(vehicle.chunks[0].data, wanted.rows.shape), wanted.rows)
-    assert bench.client.responses[-1] == "".join(bench.client.deltas) == wanted.reasoning != ""
+    words = wanted.reasoning.replace("\0", "\ufffd")  # random weights may say what a message cannot hold
+    assert bench.client.responses[-1] == "".join(bench.client.deltas) == words != ""
     assert report["finish_reason"] == "end_id" and report["x0_digest"] == wanted.noise_digest
 
 
