@@ -15,7 +15,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from .opencv import opencv
 from .resize_runs import Run, runs
@@ -41,11 +40,11 @@ class _Buffers(threading.local):
         self._arrays: dict[tuple[str, np.dtype[Any]], np.ndarray] = {}
 
     def take(self, name: str, shape: tuple[int, ...], number: np.dtype[Any]) -> np.ndarray:
-        """An array of this name, whose content is whatever was left there."""
+        """An array of this name, whose content is whatever finite numbers were left there."""
         size = math.prod(shape)
         held = self._arrays.get((name, number))
         if held is None or held.size < size:
-            held = self._arrays[name, number] = np.empty(size, number)
+            held = self._arrays[name, number] = np.zeros(size, number)
         return held[:size].reshape(shape)
 
 
@@ -54,39 +53,44 @@ _LEVELS = np.dtype(np.uint8)
 
 
 def _resize_pixels(image: np.ndarray, result: np.ndarray, kernel: Filter, cv2: Any) -> None:
-    """uint8 [lines, pixels] into uint8 [lines, new pixels]."""
-    (lines, length), new_length = image.shape, result.shape[1]
+    """uint8 [H,3,W] into uint8 [H,3,new W]."""
+    (lines, colours, length), new_length = image.shape, result.shape[2]
     blocks = _blocks(length, new_length, kernel, True)
     number = blocks[0].weights.dtype
     before = max(-min(block.start for block in blocks), 0)
     width = before + max(length, *(block.stop for block in blocks)) + SPACE
     made = sum(block.made for block in blocks) + SPACE
-    at_once = max(1, min(lines, VALUES_AT_ONCE // (width + made)))
-    values = _buffers.take("values", (at_once, width), number)
-    sums = _buffers.take("sums", (at_once, made), number)
+    at_once = max(1, min(lines, VALUES_AT_ONCE // (width + made) // colours))
+    values = _buffers.take("values", (at_once * colours, width), number)
+    sums = _buffers.take("sums", (at_once * colours, made), number)
     values[:, :before] = 0
     values[:, before + length :] = 0
+    inside = values.reshape(at_once, colours, width)[:, :, before : before + length]
+    rows = result.reshape(-1, new_length)
     stacks = [
         (
-            _every(values, before + block.start, block.step, block.window, block.products),
+            _every(values, before + block.start, block.step, (block.products, len(values), block.window)),
             block.weights,
-            _every(sums, block.first, block.together, block.together, block.products),
+            _every(sums, block.first, block.together, (block.products, len(sums), block.together)),
         )
         for block in blocks
     ]
     for start in range(0, lines, at_once):
         stop = min(start + at_once, lines)
-        count = stop - start
-        np.copyto(values[:count, before : before + length], image[start:stop])
+        count = colours * (stop - start)
+        if image.flags.c_contiguous:
+            _convert(image[start:stop].reshape(count, length), values[:count, before : before + length], cv2)
+        else:
+            np.copyto(inside[: stop - start], image[start:stop])
         for windows, weights, into in stacks:
             np.matmul(windows[:, :count], weights, out=into[:, :count])
-        _round(sums[:count, :new_length], result[start:stop], cv2)
+        _round(sums[:count, :new_length], rows[colours * start : colours * stop], cv2)
 
 
-def _every(rows: np.ndarray, start: int, step: int, length: int, count: int) -> np.ndarray:
-    """Views [count, rows, length] of columns from ``start`` on, ``step`` apart."""
-    line, number = rows.strides
-    return as_strided(rows[:, start:], (count, len(rows), length), (step * number, line, number))
+def _every(array: np.ndarray, start: int, step: int, shape: tuple[int, int, int]) -> np.ndarray:
+    """Views [count,rows,columns] of a contiguous array [rows,columns] from number ``start`` on, ``step`` apart."""
+    line, item = array.strides
+    return np.ndarray(shape, array.dtype, array, start * item, (step * item, line, item))  # as_strided takes far longer
 
 
 def _resize_lines(image: np.ndarray, result: np.ndarray, kernel: Filter, cv2: Any) -> None:
@@ -100,18 +104,23 @@ def _resize_lines(image: np.ndarray, result: np.ndarray, kernel: Filter, cv2: An
         width = min(STRIP, columns - first)
         values = _buffers.take("values", (most, width + SPACE), number)
         sums = _buffers.take("sums", (made, width + SPACE), number)
-        line, item = values.strides
+        line = width + SPACE
         source, target = image[:, first : first + width], result[:, first : first + width]
         for block in blocks:
             low, high = max(block.start, 0), min(block.stop, length)
             values[: low - block.start] = 0
             values[high - block.start : block.stop - block.start] = 0
-            np.copyto(values[low - block.start : high - block.start, :width], source[low:high])
-            windows = as_strided(values, (block.products, block.window, width), (block.step * line, line, item))
-            into = as_strided(sums, (block.products, block.together, width), (block.together * line, line, item))
+            _convert(source[low:high], values[low - block.start : high - block.start, :width], cv2)
+            windows = _every(values, 0, block.step * line, (block.products, block.window, width))
+            into = _every(sums, 0, block.together * line, (block.products, block.together, width))
             np.matmul(block.weights, windows, out=into)
             rows = target[block.first : block.first + block.made]
             _round(sums[: len(rows), :width], rows, cv2)
+
+
+def _convert(levels: np.ndarray, values: np.ndarray, cv2: Any) -> None:
+    """Levels uint8 into numbers, where finite ones stand: their share is nothing, and NumPy's copy takes longer."""
+    cv2.accumulateWeighted(levels, values, 1.0)
 
 
 def _round(sums: np.ndarray, result: np.ndarray, cv2: Any) -> None:
@@ -129,15 +138,15 @@ def _place(borrowed: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def lines_of(image: np.ndarray, *, borrowed: str = "") -> np.ndarray:
-    """uint8 [H,W,3] as lines uint8 [H,3,W]; ``borrowed`` as of ``resize_lines``."""
+    """uint8 [H,W,3] as lines uint8 [H,3,W], a view of planes; ``borrowed`` as of ``resize_lines``."""
     height, width = image.shape[:2]
-    lines = _place(borrowed, (height, 3, width))
-    opencv().split(image, [lines[:, channel] for channel in range(3)])
-    return lines
+    planes = _place(borrowed, (3, height, width))
+    opencv().split(image, list(planes))  # into lines it takes four times as long
+    return planes.transpose(1, 0, 2)
 
 
 def resize_lines(lines: np.ndarray, height: int, width: int, kernel: Filter, *, borrowed: str = "") -> np.ndarray:
-    """Lines uint8 [H,3,W] to uint8 [height,3,width], both C-contiguous. Columns first, then rows, as Pillow does.
+    """Lines uint8 [H,3,W] to uint8 [height,3,width]; C-contiguous. Columns first, then rows, as Pillow does.
 
     The result is ``lines`` itself where nothing changes. With a name in ``borrowed`` it lies in memory that the next
     call with that name by the same thread uses again: for what is read at once and not kept.
@@ -147,11 +156,11 @@ def resize_lines(lines: np.ndarray, height: int, width: int, kernel: Filter, *, 
     if old_width != width:
         shape = (old_height, 3, width)
         wide = _place(borrowed, shape) if old_height == height else _buffers.take("wide", shape, _LEVELS)
-        _resize_pixels(lines.reshape(-1, old_width), wide.reshape(-1, width), kernel, cv2)
+        _resize_pixels(lines, wide, kernel, cv2)
         lines = wide
     if old_height != height:
         result = _place(borrowed, (height, 3, width))
-        _resize_lines(lines.reshape(old_height, -1), result.reshape(height, -1), kernel, cv2)
+        _resize_lines(np.ascontiguousarray(lines).reshape(old_height, -1), result.reshape(height, -1), kernel, cv2)
         lines = result
     return lines
 
