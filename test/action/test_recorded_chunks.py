@@ -301,3 +301,24 @@ def test_frames_reach_a_gpu_as_bytes_and_are_fitted_there(engines, family):
         assert gpu.driver.launches[before:].count("letterbox") == len(seen)
         assert sorted(sizes[: len(seen)]) == sorted(image.nbytes for image in seen.values())
         assert {"images_ms", "vision_ms", "prefix_ms", "denoise_ms", "total_ms"} == {*parts}
+
+
+def test_cropped_frames_are_resized_and_cut_on_a_gpu(engines, monkeypatch):
+    monkeypatch.setattr(context_engines, "carry_out", lambda *given: pytest.fail("a picture was cut on the host"))
+    arrays, cases = REFERENCES["groot"]
+    with Pretended(engines["groot"]) as gpu:
+        for _ in range(3):
+            before = len(gpu.driver.launches)
+            assert scaled_error(chunk(gpu.runtime, "groot").normalised, arrays["all_normalised"]) < 1e-5
+            launched = [name for name in gpu.driver.launches[before:] if name.startswith("rearrange")]
+            assert len(launched) == len(cases["all"]["cameras"])
+
+
+def test_a_policy_of_many_cameras_keeps_all_of_them_at_once(engines, monkeypatch):
+    monkeypatch.setattr(context_engines, "MOST_PICTURES", 1)
+    arrays, cases = REFERENCES["groot"]
+    with Pretended(engines["groot"]) as gpu:
+        for _ in range(4):
+            assert scaled_error(chunk(gpu.runtime, "groot").normalised, arrays["all_normalised"]) < 1e-5
+            assert len(gpu.runtime._engines._pictures) == len(cases["all"]["cameras"])
+        assert gpu.runtime.recordings.counts["vision"] == len(cases["all"]["cameras"])
