@@ -26,7 +26,7 @@ CPU = "cpu"  # instead of a library of GPUs: everything but the GPU itself is tr
 
 @dataclass
 class ChunkTimes:
-    """Seconds, one value a chunk; ``parts`` on the device's clock but for ``images``, which the host fits."""
+    """Seconds, one value a chunk; ``parts`` on the device's clock, ``images`` with the host's share of them."""
 
     chunk: list[float] = field(default_factory=list)
     parts: dict[str, list[float]] = field(default_factory=dict)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..backends.base import Backend, DataType, Tensor
 from ..engine_format import EMBEDDING_FILE, VISUAL_DIRECTORY, VISUAL_GRAPH_FILE
+from ..vision.device_letterbox import DeviceLetterbox
 from ..vision.processors.letterbox import LetterboxProcessor
 from ..vision.pruner import PruningReport, VisualPrunerConfig, prune_prompt
 from .action_engine import PREFIX_GRAPH_FILE, ActionEngine
@@ -39,7 +40,9 @@ class PolicyEngines(ActionEngine):
         self.longest_prefix = cameras * manifest.image_tokens + manifest.prompt_tokens + self._state_in_prefix
         self._pixels = self._bind(self._visual, "pixel_values", (cameras, 3, height, across))
         self._embeds = self._bind(self._prefix, "prefix_embeds", (1, self.longest_prefix, width))
-        self._fitted = np.empty(self._pixels.shape, np.float32)  # kept: new pages for every chunk cost milliseconds
+        self._device_fit = DeviceLetterbox(backend, self._fit) if backend.images.preferred else None
+        fitted = cameras if self._device_fit is None else 0  # kept: new pages for every chunk cost milliseconds
+        self._fitted = np.empty((fitted, *self._pixels.shape[1:]), np.float32)
         shape = (cameras, manifest.image_tokens, width)
         self._images = self._bind(self._visual, "image_embeds", shape, self._embeds.prefix(shape))  # they stand first
         self._prefix_state = (
@@ -55,16 +58,23 @@ class PolicyEngines(ActionEngine):
         self._left: Tensor | None = None  # rows that a pruner leaves, once there was one
         self._rows = backend.allocate((self.longest_prefix,), DataType.INT32)
 
-    def fit(self, images: Sequence[np.ndarray]) -> np.ndarray:
-        """Pictures uint8 RGB [H,W,3] as the tower takes them, in memory that the next call overwrites."""
-        pixels = self._fitted[: len(images)]
-        self._fit.fill(images, pixels)
+    def fit(self, images: Sequence[np.ndarray]) -> Tensor:
+        """Pictures uint8 RGB [H,W,3] as the tower takes them, float32 [n,3,height,width] that the next call overwrites.
+
+        On a GPU, frames go there as bytes and its kernels fit them.
+        """
+        pixels = self._pixels.prefix((len(images), *self._pixels.shape[1:]))
+        if self._device_fit is not None:
+            self._device_fit.fill(images, pixels)
+        else:
+            fitted = self._fitted[: len(images)]
+            self._fit.fill(images, fitted)
+            pixels.write(fitted)
         return pixels
 
-    def encode_images(self, pixels: np.ndarray) -> None:
+    def encode_images(self, pixels: Tensor) -> None:
         """Run the image tower on what ``fit`` gave, [n,3,height,width]; its rows stay on the device."""
-        self._cameras = count = len(pixels)
-        self._pixels.prefix(pixels.shape).write(pixels)
+        self._cameras = count = pixels.shape[0]
         shapes = {"pixel_values": pixels.shape, "image_embeds": (count, *self._images.shape[1:])}
         self.recordings.run(("vision", count), lambda: self._visual.run(shapes))
 
@@ -122,5 +132,7 @@ class PolicyEngines(ActionEngine):
     def close(self) -> None:
         """Close the engines; a second call does nothing."""
         super().close()
+        if self._device_fit is not None:
+            self._device_fit.close()
         for engine in (self._visual, self._prefix):
             engine.close()

@@ -149,6 +149,8 @@ class PolicyRuntime:
         """One chunk; None when ``cancelled`` said so.
 
         It is asked between two steps; where a device replays the whole loop, which takes it milliseconds, before that.
+        Parts are timed on the device's clock. ``images`` lasts from the call until the pictures lie prepared where the
+        tower takes them: the host's checks, launches and uploads, and what the device prepares behind them.
 
         :param noise: float32 [H,padded] or [H,A] to start from instead of a seed's.
         :param denoise_steps: 0 takes the policy's own number.
@@ -159,7 +161,8 @@ class PolicyRuntime:
         :raises RequestError: the task, seed or number of steps is refused.
         :raises ChunkError: the chunk holds NaN or infinity.
         """
-        manifest, started = self.manifest, time.perf_counter()
+        manifest, started, clock = self.manifest, time.perf_counter(), self._stopwatch
+        clock.start()
         state = manifest.robot.state_to_policy(check_state(observation.state, manifest))
         pictures = check_images(observation.images, manifest)
         normalised = normalised_state(state, manifest)
@@ -168,8 +171,7 @@ class PolicyRuntime:
         x0 = self._starting_noise(seed, noise, stream)
         schedule, times = self._schedule(denoise_steps)
         processed: Any = self._engines.fit([image for _, image in pictures])
-        fitted, clock = time.perf_counter(), self._stopwatch
-        clock.start()
+        clock.lap("images")
         self._engines.encode_images(processed)
         clock.lap("vision")
         reasoning, pruner = "", visual_pruner or VisualPrunerConfig()
@@ -199,7 +201,6 @@ class PolicyRuntime:
             result,
             pruning,
             {
-                "images_ms": 1e3 * (fitted - started),
                 **{f"{name}_ms": 1e3 * seconds for name, seconds in clock.seconds().items()},
                 "total_ms": 1e3 * (time.perf_counter() - started),
             },

@@ -22,6 +22,24 @@ class Order(NamedTuple):
     out_start: int = 0
 
 
+class Blend(NamedTuple):
+    """One axis of a bilinear resize: output i lies ``shares[i]`` of the way from input ``first[i]`` to the next one.
+
+    Tensors int32 [n] and float32 [n]; what comes after the last input is the last one.
+    """
+
+    first: Any
+    shares: Any
+
+
+class Spot(NamedTuple):
+    """Where a picture goes: its number among them, and its top left corner there, in pixels."""
+
+    picture: int
+    top: int
+    left: int
+
+
 class ImageKernels(Protocol):
     """Kernels over tensors of one backend."""
 
@@ -44,6 +62,16 @@ class ImageKernels(Protocol):
         """Elements of the source in another order, one behind the other; source uint8, out uint8 or float32.
 
         :raises ValueError: types that do not fit, or places outside either.
+        """
+        ...
+
+    def letterbox(self, source: Any, lines: Blend, columns: Blend, out: Any, spot: Spot) -> None:
+        """Blend a picture in 32-bit numbers, columns first, onto a black ground: all of ``out[spot.picture]``.
+
+        source uint8 [H,W,3], out float32 [N,3,height,width]; a level v is written as v * 2/255 - 1, so black is -1.
+        ``first`` of both blends lies inside the source; this is not checked.
+
+        :raises ValueError: shapes or types that do not fit, or a spot where the blended picture is not inside.
         """
         ...
 
@@ -77,3 +105,21 @@ def check_rearrange(source: tuple[int, DataType], out: tuple[int, DataType], ord
             "both, uint8 into uint8 or float32, and at most 8 axes."
         )
     return count
+
+
+def check_letterbox(source: Any, lines: Blend, columns: Blend, out: Any, spot: Spot) -> None:
+    """:raises ValueError: see ``ImageKernels.letterbox``."""
+    given, result = tuple(source.shape), tuple(out.shape)
+    down, across = tuple(lines.first.shape), tuple(columns.first.shape)
+    fits = len(given) == 3 and given[2] == 3 and 0 not in given and len(result) == 4 and result[1] == 3
+    fits = fits and len(down) == len(across) == 1
+    fits = fits and (tuple(lines.shares.shape), tuple(columns.shares.shape)) == (down, across)
+    fits = fits and 0 <= spot.picture < result[0] and 0 <= spot.top <= result[2] - down[0]
+    fits = fits and 0 <= spot.left <= result[3] - across[0]
+    types = [tensor.dtype for tensor in (source, *lines, *columns, out)]
+    number = DataType.FLOAT32
+    if not fits or types != [DataType.UINT8, DataType.INT32, number, DataType.INT32, number, number]:
+        raise ValueError(
+            f"a picture of {given} was asked as {down} by {across} at {spot} of {result}; want uint8 [H,W,3], tables "
+            "int32 and float32 [h] and [w], and a place for them inside float32 [N,3,height,width]."
+        )

@@ -103,3 +103,16 @@ def taps(length: int, new_length: int, kernel: Filter) -> Taps:
     unit = float(1 << FRACTION_BITS)
     values = np.trunc(values * unit + np.copysign(0.5, values)) / unit
     return Taps(lows, highs, values, scale, reach)
+
+
+@lru_cache(maxsize=64)
+def neighbours(length: int, new_length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The two input pixels of each output pixel in OpenCV's bilinear resize, which does not widen where it shrinks.
+
+    The first of them int32 [n], and float32 [n] how far it is from there to the next one. OpenCV with Intel's IPP finds
+    places in 64 bits, as here; without it in 32 bits, which moves a share by up to 1e-4.
+    """
+    places = (np.arange(new_length) + 0.5) * (length / new_length) - 0.5
+    first = np.floor(places)
+    shares = np.where((first < 0) | (first >= length - 1), 0.0, places - first)
+    return np.clip(first, 0, length - 1).astype(np.int32), shares.astype(np.float32)

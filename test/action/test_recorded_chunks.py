@@ -281,3 +281,23 @@ def test_a_kind_of_step_that_fails_once_is_not_tried_again():
         recordings.run(("prefix", shapes), lambda: ran.append(1))
     assert len(ran) == 5 and tried == [("prefix", 1), "closed"]
     assert recordings.report() == {"recorded.prefix": "no: it waits"}
+
+
+@pytest.mark.parametrize("family", ["smolvla", "pi0"])
+def test_frames_reach_a_gpu_as_bytes_and_are_fitted_there(engines, family):
+    arrays, cases = REFERENCES[family]
+    seen = observation(arrays, "all", cases["all"]["cameras"], 7).images
+    with Pretended(engines[family]) as gpu:
+        chunk(gpu.runtime, family)
+        sizes, inner = [], gpu.driver.cuMemcpyHtoDAsync
+
+        def told(*arguments):
+            sizes.append(arguments[2])
+            return inner(*arguments)
+
+        gpu.driver.cuMemcpyHtoDAsync = told
+        before = len(gpu.driver.launches)
+        parts = chunk(gpu.runtime, family).timings
+        assert gpu.driver.launches[before:].count("letterbox") == len(seen)
+        assert sorted(sizes[: len(seen)]) == sorted(image.nbytes for image in seen.values())
+        assert {"images_ms", "vision_ms", "prefix_ms", "denoise_ms", "total_ms"} == {*parts}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from edgellm_ros.backends import sampling_math
+from edgellm_ros.backends.host_images import letterbox as host_letterbox
 from edgellm_ros.backends.host_images import rearrange as host_rearrange
 from edgellm_ros.backends.host_images import resample as host_resample
 from edgellm_ros.backends.host_rows import euler_step as host_euler_step
@@ -318,3 +319,16 @@ def rearrange_bytes(grid: Grid, source: int, out: int, order: bytes, count: int)
 
 def rearrange_numbers(grid: Grid, source: int, out: int, order: bytes, count: int) -> None:
     _rearrange(np.float32, source, out, order, count)
+
+
+def letterbox(
+    grid: Grid, source: int, first_line: int, line_share: int, first_column: int, column_share: int, out: int,
+    source_height: int, source_width: int, top: int, left: int, down: int, across: int, height: int, width: int,
+) -> None:  # fmt: skip
+    assert grid[0] * 256 >= height * width
+    tables = [
+        view(first_line, np.int32, down), view(line_share, np.float32, down),
+        view(first_column, np.int32, across), view(column_share, np.float32, across),
+    ]  # fmt: skip
+    picture = view(out, np.float32, 3, height, width)
+    host_letterbox(view(source, np.uint8, source_height, source_width, 3), tables, picture, top, left)

@@ -134,7 +134,9 @@ def test_a_frame_goes_to_the_gpu_as_it_is_and_is_prepared_there(
     directory = level_engine(family, lowering)
     host = VisionRunner.open(directory / "visual", CPUBackend(1))
     wanted = host.encode(host.place(frame))
-    monkeypatch.setattr("edgellm_ros.vision.image_plan.resize", lambda *_, **__: pytest.fail("resized on the CPU"))
+    monkeypatch.setattr(
+        "edgellm_ros.vision.image_plan.resize_lines", lambda *_, **__: pytest.fail("resized on the CPU")
+    )
     backend = opened(directory, lowering)
     runner = VisionRunner.open(directory / "visual", backend)
     item = runner.place(frame)

@@ -1,6 +1,7 @@
 // Images of bytes. ``resample`` is one pass of a resize along the middle axis, in the whole numbers that Pillow uses;
 // neighbouring threads have neighbouring bytes, so reads of a row lie side by side. ``rearrange`` puts bytes in another
-// order, as bytes or as numbers: cutting into tiles or patches is nothing else.
+// order, as bytes or as numbers: cutting into tiles or patches is nothing else. ``letterbox`` blends four bytes into a
+// number, in the order of OpenCV's sums: neighbouring threads write neighbouring columns of each of three planes.
 
 typedef unsigned char uint8;
 typedef unsigned int uint32;
@@ -51,4 +52,34 @@ extern "C" __global__ void rearrange_bytes(const uint8* source, uint8* out, Orde
 
 extern "C" __global__ void rearrange_numbers(const uint8* source, float* out, Order order, uint32 count) {
     rearranged(source, out, order, count);
+}
+
+__device__ __forceinline__ float between(float low, float high, float share) {
+    return low * (1.0f - share) + high * share;
+}
+
+extern "C" __global__ void letterbox(
+    const uint8* source, const int* first_line, const float* line_share, const int* first_column,
+    const float* column_share, float* out, int source_height, int source_width, int top, int left, int down,
+    int across, int height, int width) {
+    const uint32 index = blockIdx.x * blockDim.x + threadIdx.x, plane = (uint32)height * width;
+    if (index >= plane) return;
+    const int line = (int)(index / width) - top, column = (int)(index % width) - left;
+    float levels[3] = {0.0f, 0.0f, 0.0f};  // black where the picture is not
+    if (line >= 0 && line < down && column >= 0 && column < across) {
+        const int upper = first_line[line], before = first_column[column];
+        const int lower = upper + 1 < source_height ? upper + 1 : source_height - 1;
+        const int after = before + 1 < source_width ? before + 1 : source_width - 1;
+        const uint8* upper_line = source + (uint64)upper * source_width * 3;
+        const uint8* lower_line = source + (uint64)lower * source_width * 3;
+        const float down_share = line_share[line], across_share = column_share[column];
+        for (int channel = 0; channel < 3; ++channel) {
+            const int low = before * 3 + channel, high = after * 3 + channel;
+            levels[channel] = between(
+                between((float)upper_line[low], (float)upper_line[high], across_share),
+                between((float)lower_line[low], (float)lower_line[high], across_share), down_share);
+        }
+    }
+    for (int channel = 0; channel < 3; ++channel)
+        out[(uint64)channel * plane + index] = levels[channel] * (float)(2.0 / 255.0) - 1.0f;
 }

@@ -6,7 +6,7 @@ import struct
 from typing import Any
 
 from ..base import DataType
-from ..image_kernels import MOST_AXES, Order, check_rearrange, check_resample
+from ..image_kernels import MOST_AXES, Blend, Order, Spot, check_letterbox, check_rearrange, check_resample
 from .device import Device
 from .kernels import Kernels
 from .tensor import cuda_tensor
@@ -43,4 +43,16 @@ class CUDAImages:
         self._kernels[name].launch(
             (-(-count // _THREADS), 1, 1), _THREADS, given.address + order.source_start,
             result.address + size * order.out_start, packed, count,
+        )  # fmt: skip
+
+    def letterbox(self, source: Any, lines: Blend, columns: Blend, out: Any, spot: Spot) -> None:
+        """See ``ImageKernels``."""
+        given, result = cuda_tensor(source, self._device), cuda_tensor(out, self._device)
+        tables = [cuda_tensor(tensor, self._device) for tensor in (*lines, *columns)]
+        check_letterbox(given, Blend(*tables[:2]), Blend(*tables[2:]), result, spot)
+        height, width = result.shape[2:]
+        picture = result.address + spot.picture * 3 * height * width * result.dtype.numpy.itemsize
+        self._kernels["letterbox"].launch(
+            (-(-height * width // _THREADS), 1, 1), _THREADS, given.address, *(table.address for table in tables),
+            picture, *given.shape[:2], spot.top, spot.left, tables[0].shape[0], tables[2].shape[0], height, width,
         )  # fmt: skip

@@ -43,7 +43,12 @@ SIGNATURES = {
         "pivot_cosines": "PPPPVPi",
         "choose_rows": "PPVPPi",
     },
-    "images.cu": {"resample": "PPPPiiiii", "rearrange_bytes": "PPOi", "rearrange_numbers": "PPOi"},
+    "images.cu": {
+        "resample": "PPPPiiiii",
+        "rearrange_bytes": "PPOi",
+        "rearrange_numbers": "PPOi",
+        "letterbox": "PPPPPPiiiiiiii",
+    },
     "pick.cu": {"pick": "PTRSiPPPi"},
 }
 # what is compiled in front of a source

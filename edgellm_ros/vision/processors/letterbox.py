@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,15 @@ from ..processor_settings import ProcessorSettings
 from ..resize import Filter, resize
 
 LARGEST_PICTURE = 4096  # pixels of a side
+
+
+class Box(NamedTuple):
+    """Lines and columns of a fitted picture, and its top left corner in the whole, all in pixels."""
+
+    down: int
+    across: int
+    top: int
+    left: int
 
 
 @dataclass(frozen=True)
@@ -67,26 +77,28 @@ class LetterboxProcessor:
         check_images(images)
         pixels.fill(-1.0)
         for image, place in zip(images, pixels, strict=True):
-            blended, top, left = self._blend(image)
-            down, across = blended.shape[:2]
-            part = place[:, top : top + down, left : left + across]
+            box = self.box(*image.shape[:2])
+            part = place[:, box.top : box.top + box.down, box.left : box.left + box.across]
+            blended = self._blend(image, box.down, box.across)
             np.multiply(blended.transpose(2, 0, 1), np.float32(2 / 255), out=part)
             part -= 1
 
-    def _blend(self, image: np.ndarray) -> tuple[np.ndarray, int, int]:
-        """float32 [h,w,3] in 0..255 that fits, and where its top left corner goes."""
-        height, width = image.shape[:2]
+    def box(self, height: int, width: int) -> Box:
+        """Where an image of this size comes to stand."""
         ratio = max(width / self.width, height / self.height)
         down, across = max(int(height / ratio), 1), max(int(width / ratio), 1)
-        if self.smooth:
-            blended = resize(image, down, across, Filter.BILINEAR).astype(np.float32)
-        else:
-            blended = image.astype(np.float32)
-            if (down, across) != (height, width):
-                cv2 = opencv()
-                blended = cv2.resize(blended, (across, down), interpolation=cv2.INTER_LINEAR)
         share = 2 if self.centred else 1
-        return blended, (self.height - down) // share, (self.width - across) // share
+        return Box(down, across, (self.height - down) // share, (self.width - across) // share)
+
+    def _blend(self, image: np.ndarray, down: int, across: int) -> np.ndarray:
+        """float32 [down,across,3] in 0..255."""
+        if self.smooth:
+            return resize(image, down, across, Filter.BILINEAR).astype(np.float32)
+        blended = image.astype(np.float32)
+        if (down, across) != image.shape[:2]:
+            cv2 = opencv()
+            blended = cv2.resize(blended, (across, down), interpolation=cv2.INTER_LINEAR)
+        return blended
 
 
 def _tokens(settings: ProcessorSettings, height: int, width: int) -> int:
