@@ -164,6 +164,7 @@ def cut_patches(
     levels = np.empty((count, 3, height, width), table.dtype)
     for frame, into in zip(frames, levels, strict=True):
         _planes(frame, table, into)
-    split = levels.reshape(times, -1, 3, down, merge, patch, across, merge, patch)
-    np.copyto(result, split.transpose(0, 3, 6, 4, 7, 2, 1, 5, 8))
+    line = np.dtype((np.void, patch * table.itemsize))  # of a patch, as one thing: copied in half the time
+    split = levels.view(line).reshape(times, -1, 3, down, merge, patch, across, merge)
+    np.copyto(result.view(line)[..., 0], split.transpose(0, 3, 6, 4, 7, 2, 1, 5))
     return result.reshape(times * down * across * merge * merge, -1)
