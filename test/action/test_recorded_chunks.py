@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
+from cuda_device import open_cuda_backend
 from fake_cuda import FakeDriver
 from policy_checkpoints import REFERENCE, observation, reference, scaled_error
 from pretend_gpu import pretend_backend
@@ -322,3 +323,19 @@ def test_a_policy_of_many_cameras_keeps_all_of_them_at_once(engines, monkeypatch
             assert scaled_error(chunk(gpu.runtime, "groot").normalised, arrays["all_normalised"]) < 1e-5
             assert len(gpu.runtime._engines._pictures) == len(cases["all"]["cameras"])
         assert gpu.runtime.recordings.counts["vision"] == len(cases["all"]["cameras"])
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_gpu_fits_pictures_and_gives_the_chunks_of_lerobot(engines, family):
+    """Recorded or not; single products may be rounded to fewer bits there."""
+    backend = open_cuda_backend()
+    wanted = REFERENCES[family][0]["all_normalised"]
+    with PolicyRuntime(engines[family], backend=backend) as runtime:
+        for _ in range(4):
+            found = chunk(runtime, family)
+            assert scaled_error(found.normalised, wanted) < 1e-2
+            assert found.timings["images_ms"] > 0
+        assert runtime.recordings.counts.get("vision"), runtime.recordings.report()
+    backend.close()
