@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from ..backends.base import Backend, DataType
 from ..engine_format import EMBEDDING_FILE, VISUAL_DIRECTORY
+from ..errors import PolicyError
 from ..runtime.row_media import rope_axes
 from ..runtime.tokenizer import Tokenizer
+from ..vision.device_images import device_images
+from ..vision.image_plan import ImagePlan, carry_out
 from ..vision.media import EncodedMedia
 from ..vision.mrope import MropeRule, mrope_positions
 from ..vision.opencv import opencv
-from ..vision.processor import ProcessedImages, open_processor
+from ..vision.processor import PlannedProcessor, check_images, open_processor
 from ..vision.pruner import PruningOutcome, PruningReport, VisualPrunerConfig
-from ..vision.tower import PIXELS, PlacedImage, Tower
+from ..vision.tower import PlacedImage, Tower
 from ..vision.visual_directory import open_visual_directory
 from .action_engine import PREFIX_GRAPH_FILE, ActionEngine
 from .policy_manifest import PolicyManifest
@@ -29,13 +33,24 @@ MOST_PICTURES = 16  # cameras and sizes of theirs whose tensors are kept
 KINDS = ("text", "image")  # of rows that the action engine's layers look at, each at one of them
 
 
+class FittedPicture(NamedTuple):
+    """What becomes of a picture, and where its pixels lie."""
+
+    plan: ImagePlan
+    place: PlacedImage
+
+
 class ContextEngines(ActionEngine):
     """Owned by one thread. :raises PolicyError: a graph is not what the manifest says."""
 
     def __init__(self, directory: Path, manifest: PolicyManifest, backend: Backend, tokenizer: Tokenizer) -> None:
         super().__init__(directory, manifest, backend)
         visual = open_visual_directory(directory / VISUAL_DIRECTORY)
-        self._processor = open_processor(visual.path)
+        processor = open_processor(visual.path)
+        if not isinstance(processor, PlannedProcessor):
+            raise PolicyError(f"{visual.path} has an image processor without plans; build the engine directory again.")
+        self._processor = processor
+        self._device_images = device_images(processor, visual, backend)
         self._tower = Tower(visual, backend)
         self._prefix = backend.open_engine(self._directory / PREFIX_GRAPH_FILE)
         self._embeddings = backend.open_embeddings(directory / EMBEDDING_FILE, scale=manifest.text_scale)
@@ -49,44 +64,56 @@ class ContextEngines(ActionEngine):
         self._before, self._after = before, tokenizer.encode(after)
         self._tokenizer = tokenizer
         self._encoded: list[EncodedMedia] = []
-        self._pictures: dict[tuple[int, tuple[int, int, int]], PlacedImage] = {}
-        self._processed: ProcessedImages | None = None
+        self._pictures: dict[tuple[int, tuple[int, int, int] | None], PlacedImage] = {}  # by camera and grid
+        self._fitted: list[FittedPicture] = []
         self._counts = dict.fromkeys(KINDS, 0)
         self._room = (0, 0, 0)  # rows of the prefix, of words and of pictures that tensors are there for
 
-    def fit(self, images: Sequence[np.ndarray]) -> ProcessedImages:
-        """Pictures uint8 RGB [H,W,3] as the tower takes them."""
+    def fit(self, images: Sequence[np.ndarray]) -> list[FittedPicture]:
+        """Pictures uint8 RGB [H,W,3] where the tower takes them; the next call overwrites them.
+
+        On a GPU a cropped frame goes there as bytes, and its kernels resize and cut it.
+        """
         edge, share = self._manifest.image_size[0], self._manifest.image_crop
-        return self._processor.process([cropped(image, edge, share) for image in images])
-
-    def encode_images(self, processed: ProcessedImages) -> None:
-        """Run the image tower on what ``fit`` gave; its rows stay on the device."""
-        self._processed, self._encoded, start = processed, [], 0
-        assert processed.grids is not None
-        for camera, (rows, grid) in enumerate(zip(processed.rows, processed.grids.tolist(), strict=True)):
-            pixels = processed.inputs[PIXELS][start : start + rows]
-            place = self._place_of(camera, pixels.shape, tuple(grid))
+        pictures = [cropped(image, edge, share) for image in images]
+        check_images(pictures)
+        plans = [self._processor.plan(*picture.shape[:2]) for picture in pictures]
+        fitted = [FittedPicture(plan, place) for plan, place in zip(plans, self._places_of(plans), strict=True)]
+        for picture, (plan, place) in zip(pictures, fitted, strict=True):
+            if self._device_images is not None:
+                self._device_images.prepare(picture, plan, place.pixels)
+                continue
+            pixels = np.empty(plan.shape, self._processor.table.dtype)
+            carry_out(plan, picture, self._processor.table, pixels)
             place.write(pixels)
-            self.recordings.run(("vision", (camera, *grid)), place.run)
-            self._encoded.append(place.encoded)
-            start += rows
+        return fitted
 
-    def _place_of(self, camera: int, shape: tuple[int, ...], grid: tuple[int, int, int]) -> PlacedImage:
-        key = camera, grid
-        if key not in self._pictures:
-            if len(self._pictures) >= MOST_PICTURES:
-                self.recordings.clear()  # they know the tensors that are let go
-                self._pictures.clear()
-            self._pictures[key] = self._tower.place(shape, grid)
-        return self._pictures[key]
+    def encode_images(self, fitted: list[FittedPicture]) -> None:
+        """Run the image tower on what ``fit`` gave; its rows stay on the device."""
+        self._fitted, self._encoded = fitted, []
+        for camera, (plan, place) in enumerate(fitted):
+            self.recordings.run(("vision", (camera, plan.grid)), place.run)
+            self._encoded.append(place.encoded)
+
+    def _places_of(self, plans: list[ImagePlan]) -> list[PlacedImage]:
+        """One for each camera, which belongs to it and to the size of its picture."""
+        keys = [(camera, plan.grid) for camera, plan in enumerate(plans)]
+        new = {*keys} - {*self._pictures}
+        if new and len(self._pictures) + len(new) > MOST_PICTURES:
+            self.recordings.clear()  # they know the tensors that are let go
+            self._pictures.clear()
+        for key, plan in zip(keys, plans, strict=True):
+            if key not in self._pictures:
+                self._pictures[key] = self._tower.place(plan.shape, plan.grid)
+        return [self._pictures[key] for key in keys]
 
     def run_prefix(self, token_ids: list[int], state: np.ndarray, pruner: VisualPrunerConfig) -> PruningReport:
         """Run the prefix of the encoded pictures and the task; ``state`` is the normalised one, float32 [padded].
 
         Nothing is pruned: actions look at the rows of pictures themselves, not at keys and values.
         """
-        assert self._processed is not None
-        marks = "".join(f"<|vision_start|>{text}<|vision_end|>" for text in self._processed.placeholders)
+        plans = [plan for plan, _ in self._fitted]
+        marks = "".join(f"<|vision_start|>{plan.placeholder}<|vision_end|>" for plan in plans)
         ids = np.array(
             [*self._tokenizer.encode(self._before.format(images=marks)), *token_ids, *self._after], dtype=np.int32
         )
@@ -96,7 +123,8 @@ class ContextEngines(ActionEngine):
         self._length = length = len(ids)
         self._make_room(length)
         self._embed(ids, places["image"])
-        self._rotate(mrope_positions(ids, self._rule, self._processed.grids).positions)
+        grids = np.array([plan.grid for plan in plans], np.int64)
+        self._rotate(mrope_positions(ids, self._rule, grids).positions)
         shapes: dict[str, tuple[int, ...]] = self._tables(self._prefix, length)
         self._bound(self._prefix, "attend_end").prefix((1, length)).write(self._ends(length))
         for kind, rows in places.items():
@@ -164,6 +192,8 @@ class ContextEngines(ActionEngine):
     def close(self) -> None:
         """Close the engines; a second call does nothing."""
         super().close()
+        if self._device_images is not None:
+            self._device_images.close()
         self._tower.close()
         self._prefix.close()
 

@@ -150,7 +150,8 @@ class PolicyRuntime:
 
         It is asked between two steps; where a device replays the whole loop, which takes it milliseconds, before that.
         Parts are timed on the device's clock. ``images`` lasts from the call until the pictures lie prepared where the
-        tower takes them: the host's checks, launches and uploads, and what the device prepares behind them.
+        tower takes them: the host's checks, launches and uploads, and what the device prepares behind them. Of a policy
+        that reasons it is the host's share alone; a GPU's share is in ``vision``, which knows pictures seen before.
 
         :param noise: float32 [H,padded] or [H,A] to start from instead of a seed's.
         :param denoise_steps: 0 takes the policy's own number.

@@ -8,7 +8,9 @@ Keys and values are copied from the cache to its inputs on the device.
 from __future__ import annotations
 
 import codecs
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +30,7 @@ from .driving import Driving
 from .policy_manifest import PolicyManifest
 
 OnText = Callable[[str], None]
+MOST_THREADS = 8
 ROOM_STEP = 64  # positions that the action engine reads are a multiple of, so that loops of one length are recorded
 
 
@@ -57,6 +60,8 @@ class ReasoningEngines(ActionEngine):
         self._executor = ModelExecutor(directory, backend)  # first, since it asks for the memory of all of them
         super().__init__(directory.path, manifest, backend)
         self._vision = VisionRunner.open(directory.path / VISUAL_DIRECTORY, backend)
+        # copies and digests of sixteen pictures or more, which take no turns with Python
+        self._threads = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), "pictures")
         self._executor.media.encode = lambda item: self._encoded[item.digest]
         self._tokenizer, self._ends_of_text = tokenizer, {*directory.config.eos_token_id, self._driving.marker}
         allowed = np.zeros(-(-directory.config.vocab_size // 32) * 32, dtype=bool)
@@ -103,8 +108,8 @@ class ReasoningEngines(ActionEngine):
         return names
 
     def fit(self, images: Sequence[np.ndarray]) -> list[MediaItem]:
-        """Pictures uint8 RGB [H,W,3], ready to stand in the prompt."""
-        return [self._vision.place(image) for image in images]
+        """Pictures uint8 RGB [H,W,3], ready to stand in the prompt; on a GPU they are resized when they are encoded."""
+        return list(self._threads.map(self._vision.place, images))
 
     def encode_images(self, items: list[MediaItem]) -> None:
         """Run the image tower on what ``fit`` gave; its rows stay on the device.
@@ -193,6 +198,7 @@ class ReasoningEngines(ActionEngine):
     def close(self) -> None:
         """Close the engines; a second call does nothing."""
         super().close()
+        self._threads.shutdown()
         self._encoded.clear()
         self._vision.close()
         self._executor.close()

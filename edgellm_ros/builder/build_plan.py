@@ -170,7 +170,8 @@ def plan_build(
         if lora is not None:
             raise CheckpointError("room for adapters is asked for in a policy, which has none; leave lora_rank out.")
         policy = plan_policy(checkpoint, target, tower_precision, policy_settings)
-        vision = plan_vision(policy.language.vision, target, tower_precision, policy.language.tower)
+        part = policy.language
+        vision = plan_vision(part.vision, target, tower_precision, part.tower, levels=part.levels)
         checkpoint = policy.language.text
     elif policy_settings is not None and policy_settings.contract:
         raise CheckpointError("a policy's contract is named for a model that is no policy; leave policy_contract out.")

@@ -91,12 +91,12 @@ def find_vision_precision(name: str | None, text: str) -> Precision:
 
 
 def plan_vision(
-    checkpoint: Checkpoint, lowering: Lowering, precision: Precision, given: Tower | None = None
+    checkpoint: Checkpoint, lowering: Lowering, precision: Precision, given: Tower | None = None, *, levels: bool = True
 ) -> VisionPlan | None:
     """Describe the tower ``given``, or that of the checkpoint's configuration; None where it has none.
 
-    Reads no weights. A tower of the checkpoint's own takes pixels as they come where the checkpoint says how they are
-    to be normalised.
+    Reads no weights. With ``levels`` a tower takes pixels as they come where the checkpoint says how they are to be
+    normalised.
 
     :raises CheckpointError: the tower is of a kind that is not built, or its tensors are not those of its file.
     """
@@ -112,7 +112,7 @@ def plan_vision(
             f"{', '.join(lowering.precisions)}."
         )
     files = checkpoint.processor_files()
-    normalisation = read_normalisation(config, files) if given is None else None  # policies fit images themselves
+    normalisation = read_normalisation(config, files) if levels else None
     graph = Graph(lowering, precision, 0)
     tower.build(Layers(graph, vision_weights(checkpoint, tower), normalisation))
     kept = {key: config[key] for key in (*OTHER_KEYS, *TOKEN_KEYS) if config.get(key) is not None}

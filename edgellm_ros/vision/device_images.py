@@ -11,7 +11,10 @@ import numpy as np
 from ..backends.base import Backend, DataType, Tensor
 from ..backends.image_kernels import Order
 from .image_plan import ImagePlan
+from .processor import PlannedProcessor, Processor
+from .processor_settings import LEVELS
 from .resize_taps import Filter, taps
+from .visual_directory import VisualDirectory
 
 MOST_TABLES = 32  # pairs of lengths whose weights stay on the device: cameras keep their size
 MOST_KEPT_BYTES = 1 << 25  # of a picture whose memory is used again: 11 million pixels
@@ -25,14 +28,14 @@ class DeviceImages:
         self._tables: OrderedDict[Hashable, tuple[Tensor, ...]] = OrderedDict()
         self._kept: dict[str, Tensor] = {}
 
-    def prepare(self, image: np.ndarray, plan: ImagePlan) -> Tensor:
-        """Levels uint8 of the plan's shape, of an image uint8 [H,W,3]."""
+    def prepare(self, image: np.ndarray, plan: ImagePlan, out: Tensor | None = None) -> Tensor:
+        """Levels of the plan's shape, of an image uint8 [H,W,3]: uint8, or in ``out``, which may be float32."""
         backend = self._backend
         pictures = [self.place(image)]
         for step in plan.steps:
             source = pictures[step.source]
             pictures.append(self.resized(source, step.height, step.width, plan.kernel, name=f"step {len(pictures)}"))
-        out = backend.allocate(plan.shape, DataType.UINT8)
+        out = out or backend.allocate(plan.shape, DataType.UINT8)
         start = 0
         for part in plan.parts:
             backend.images.rearrange(pictures[part.source], out, Order(*part.layout, out_start=start))
@@ -93,3 +96,9 @@ class DeviceImages:
         """Free the tables and the memory of pictures."""
         self._tables.clear()
         self._kept.clear()
+
+
+def device_images(processor: Processor, directory: VisualDirectory, backend: Backend) -> DeviceImages | None:
+    """Where the tower takes pixels as they come, and its backend likes to prepare them."""
+    planned = isinstance(processor, PlannedProcessor) and directory.tower.pixels == LEVELS
+    return DeviceImages(backend) if planned and backend.images.preferred else None

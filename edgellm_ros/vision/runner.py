@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +15,12 @@ from ..backends.base import Backend, Tensor
 from ..backends.registry import graph_libraries
 from ..errors import RefusalCode, RequestError
 from .agreement import check_fit, mrope_rule
-from .device_images import DeviceImages
+from .device_images import device_images
 from .encoder_cache import DEFAULT_BUDGET_BYTES, EncoderCache
 from .image_plan import ImagePlan
 from .media import IMAGE, VIDEO, EncodedMedia, Media, MediaItem
 from .mrope import MropeRule
 from .processor import PlannedProcessor, ProcessedImages, Processor, Video, check_images, check_video, open_processor
-from .processor_settings import LEVELS
 from .tower import PIXELS, Tower
 from .visual_directory import VisualDirectory, open_visual_directory
 
@@ -43,7 +43,7 @@ class VisionMetrics:
 
 
 class VisionRunner:
-    """``place`` may run on any thread; ``encode`` belongs to the one that drives the backend.
+    """``place`` may run on any threads; ``encode`` belongs to the one that drives the backend.
 
     ``tower_backend`` runs the tower in place of ``backend``, which gets copies of its rows; it is closed with this.
 
@@ -67,9 +67,10 @@ class VisionRunner:
         self._rule = mrope_rule(directory)
         check_fit(self.processor, directory, WARM_UP_SIZE)
         self.tower = Tower(directory, tower_backend or backend)
-        self._device = _device_images(self.processor, directory, tower_backend or backend)
+        self._device = device_images(self.processor, directory, tower_backend or backend)
         self.cache = EncoderCache(cache_bytes)
         self.metrics = VisionMetrics()
+        self._counting = threading.Lock()  # of what several threads add to
         # Placeholder and grid follow from the size of an image alone, and cameras keep theirs.
         self._layouts: dict[tuple[int, ...], MediaItem] = {}
 
@@ -112,7 +113,8 @@ class VisionRunner:
             item = self._item(kind, content, digest)
             if shape and len(self._layouts) < MOST_LAYOUTS:
                 self._layouts[shape] = replace(item, content=np.empty(0), inputs=None)
-        self.metrics.processing_seconds += time.perf_counter() - start
+        with self._counting:
+            self.metrics.processing_seconds += time.perf_counter() - start
         return item
 
     def _item(self, kind: str, content: Media, digest: bytes) -> MediaItem:
@@ -240,12 +242,6 @@ class VisionRunner:
             self._device.close()
         if self._tower_backend is not None:
             self._tower_backend.close()
-
-
-def _device_images(processor: Processor, directory: VisualDirectory, backend: Backend) -> DeviceImages | None:
-    """Where the tower takes pixels as they come, and its backend likes to prepare them."""
-    planned = isinstance(processor, PlannedProcessor) and directory.tower.pixels == LEVELS
-    return DeviceImages(backend) if planned and backend.images.preferred else None
 
 
 def _triple(grid: np.ndarray) -> tuple[int, int, int]:

@@ -113,6 +113,18 @@ def test_keys_and_values_never_reach_the_host(engines, monkeypatch):
         assert crossing and max(crossing) < layer / 4, crossing
 
 
+def test_pictures_go_to_a_gpu_as_they_are(engines, monkeypatch):
+    monkeypatch.setattr("edgellm_ros.vision.processor.carry_out", lambda *given: pytest.fail("resized on the host"))
+    driver = FakeDriver()
+    with opened(engines(), driver=driver) as runtime:
+        assert scaled_error(plan(runtime).normalised, ARRAYS["all_normalised"]) < 1e-5
+        pictures = {image.tobytes() for camera in ARRAYS["images"] for image in camera}
+        assert sum(name.startswith("rearrange") for name in driver.launches) >= len(pictures)
+        before = len(driver.launches)
+        plan(runtime)
+        assert not any(name.startswith("rearrange") for name in driver.launches[before:])  # they were seen before
+
+
 def test_reasonings_of_other_lengths_share_what_is_recorded_and_memory_is_flat(engines):
     driver = FakeDriver()
     with opened(engines(), driver=driver) as runtime, PolicyRuntime(engines(), backend="onnxruntime", threads=1) as cpu:

@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
+from cuda_device import open_cuda_backend
 from fake_cuda import FakeDriver
 from policy_checkpoints import REFERENCE, observation, reference, scaled_error
 from pretend_gpu import pretend_backend
@@ -301,3 +302,40 @@ def test_frames_reach_a_gpu_as_bytes_and_are_fitted_there(engines, family):
         assert gpu.driver.launches[before:].count("letterbox") == len(seen)
         assert sorted(sizes[: len(seen)]) == sorted(image.nbytes for image in seen.values())
         assert {"images_ms", "vision_ms", "prefix_ms", "denoise_ms", "total_ms"} == {*parts}
+
+
+def test_cropped_frames_are_resized_and_cut_on_a_gpu(engines, monkeypatch):
+    monkeypatch.setattr(context_engines, "carry_out", lambda *given: pytest.fail("a picture was cut on the host"))
+    arrays, cases = REFERENCES["groot"]
+    with Pretended(engines["groot"]) as gpu:
+        for _ in range(3):
+            before = len(gpu.driver.launches)
+            assert scaled_error(chunk(gpu.runtime, "groot").normalised, arrays["all_normalised"]) < 1e-5
+            launched = [name for name in gpu.driver.launches[before:] if name.startswith("rearrange")]
+            assert len(launched) == len(cases["all"]["cameras"])
+
+
+def test_a_policy_of_many_cameras_keeps_all_of_them_at_once(engines, monkeypatch):
+    monkeypatch.setattr(context_engines, "MOST_PICTURES", 1)
+    arrays, cases = REFERENCES["groot"]
+    with Pretended(engines["groot"]) as gpu:
+        for _ in range(4):
+            assert scaled_error(chunk(gpu.runtime, "groot").normalised, arrays["all_normalised"]) < 1e-5
+            assert len(gpu.runtime._engines._pictures) == len(cases["all"]["cameras"])
+        assert gpu.runtime.recordings.counts["vision"] == len(cases["all"]["cameras"])
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_gpu_fits_pictures_and_gives_the_chunks_of_lerobot(engines, family):
+    """Recorded or not; single products may be rounded to fewer bits there."""
+    backend = open_cuda_backend()
+    wanted = REFERENCES[family][0]["all_normalised"]
+    with PolicyRuntime(engines[family], backend=backend) as runtime:
+        for _ in range(4):
+            found = chunk(runtime, family)
+            assert scaled_error(found.normalised, wanted) < 1e-2
+            assert found.timings["images_ms"] > 0
+        assert runtime.recordings.counts.get("vision"), runtime.recordings.report()
+    backend.close()

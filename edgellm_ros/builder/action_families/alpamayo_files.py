@@ -131,7 +131,7 @@ def language(checkpoint: PolicyCheckpoint, model: alpamayo.AlpamayoConfig) -> La
     part = PartCheckpoint(checkpoint, names, whole, files, {PREPROCESSOR: json.dumps(pixels).encode()})
     most = read_config(text_configuration(whole)).max_position_embeddings
     limits = BuilderLimits(1, min(LONGEST_PROMPT, most), min(LONGEST_CACHE, most))
-    return LanguagePart(part, True, part, tower, limits)
+    return LanguagePart(part, True, part, tower, limits, levels=True)
 
 
 def _mapping(content: bytes, name: str) -> dict[str, Any]:

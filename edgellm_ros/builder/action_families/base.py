@@ -19,7 +19,9 @@ from ..vision_families.layers import Layers
 class LanguagePart:
     """The language model under a policy; ``answers`` says whether it is whole, so that it can generate text too.
 
-    ``vision`` holds the tensors of ``tower``. ``limits``: those of an engine that nobody gave any; None: as ever.
+    ``vision`` holds the tensors of ``tower``, and with ``levels`` pictures come to it through the processor of its
+    files, not through a policy's own steps: then it may take them as bytes. ``limits``: those of an engine that nobody
+    gave any; None: as ever.
     """
 
     text: Checkpoint
@@ -27,6 +29,7 @@ class LanguagePart:
     vision: Checkpoint
     tower: Tower
     limits: BuilderLimits | None = None
+    levels: bool = False
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ def language(checkpoint: PolicyCheckpoint, model: groot.GrootConfig) -> Language
     beside = checkpoint.path / LANGUAGE_FOLDER / PREPROCESSOR
     pixels = read_bytes(beside) if beside.is_file() else json.dumps(_COSMOS_PIXELS).encode()
     part = PartCheckpoint(checkpoint, names, whole, checkpoint.tokenizer_files(), {PREPROCESSOR: pixels})
-    return LanguagePart(part, False, part, _tower(whole))
+    return LanguagePart(part, False, part, _tower(whole), levels=True)
 
 
 def _pixels_of_a_token(checkpoint: PolicyCheckpoint) -> int:
