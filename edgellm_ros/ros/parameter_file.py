@@ -25,7 +25,7 @@ _PARAMETERS = "ros__parameters"
 _MOST_BYTES = 1 << 20  # of a file; all parameters of the node take a hundredth of that
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     def compose_node(self, parent: Any, index: Any) -> Any:
         """As of any loader; an alias is refused, for a few of them are as many values as one likes."""
         if self.check_event(yaml.AliasEvent):
