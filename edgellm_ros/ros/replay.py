@@ -21,12 +21,14 @@ from .action_messages import time_message
 from .bag import Bag
 from .client import PromptClient, pairs
 from .publishers import reliable
+from .replay_bystanders import bystanders
 from .replay_record import ReplayRecord, answer_entry, chunk_entry
 
 CLOCK_PERIOD = 0.01  # s of the node's time
 DISCOVERY_TIMEOUT = 30.0  # s until the node has found the publishers
 CANCEL_TIMEOUT = 10.0  # s for what still runs at the end
 _NANO = 1_000_000_000
+_LOOK = 4.0  # s until others in the domain are known; Fast DDS repeats every 3 s what was lost at first
 _PRELUDE = 0.3  # s for a first word of the clock, and for last messages
 _QUEUE = QoSProfile(depth=1000)
 _OWN = {"/clock", "/parameter_events", "/rosout"}
@@ -87,6 +89,7 @@ class ReplayClient(PromptClient):
     def __init__(self, *, server: str = "edgellm", **options: Any) -> None:
         super().__init__("edgellm_replay", server=server, **options)
         self._server = server
+        self._made = time.monotonic()
         self._clock = self.create_publisher(Clock, "/clock", 10)
         self._topics: dict[str, Any] = {}
         self.chunks: list[dict[str, str]] = []
@@ -107,7 +110,8 @@ class ReplayClient(PromptClient):
 
         ``remappings`` give the node's topic for one of the recording. ``spin`` spins until a condition holds.
 
-        :raises EdgeLLMError: no topic fits, one is of another type, or the node does not find them.
+        :raises EdgeLLMError: no topic fits, one is of another type, the node does not find them, or others would take
+            part: a controller that listens to the node, or a camera beside the recorded one.
         """
         unknown = set(remappings) - set(bag.topics)
         if unknown:
@@ -134,6 +138,9 @@ class ReplayClient(PromptClient):
                 else "The node did not find the publishers of the recording; start both again.",
                 RefusalCode.NOT_ACTIVE,
             )
+        spin(lambda: time.monotonic() > self._made + _LOOK, _LOOK)
+        if reason := bystanders(self, self._server, [publisher.topic_name for publisher in publishers]):
+            raise EdgeLLMError(reason, RefusalCode.NOT_ACTIVE)
 
     def _heard(self) -> dict[str, str]:
         try:
