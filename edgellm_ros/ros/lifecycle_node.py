@@ -23,6 +23,7 @@ from .cameras import refuse_unseen, unseen
 from .counters import Counters, Throttle
 from .dds_profile import PROFILE_NAME, profile_warning
 from .engine_host import EngineHost
+from .glances import GLANCE, GlancingGroup
 from .history import ConversationHistory
 from .images import CameraInputs
 from .memory import release_memory
@@ -77,9 +78,15 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
         # A clock of its own: with use_sim_time and no /clock, a timer of ROS time would never say why it is silent.
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self.create_timer(1.0, self.guarded(self.monitor.tick), clock=steady)
+        self.create_timer(GLANCE, self.default_callback_group.look, clock=steady)
         if self.parameters.settings().autostart:
             self._autostart_timer = self.create_timer(0.0, self._autostart, clock=steady)
         self._tell_what_was_found()
+
+    @functools.cached_property
+    def default_callback_group(self) -> GlancingGroup:
+        """The group of everything that is created without one, by ``Node`` as well."""
+        return GlancingGroup()
 
     def _create_inputs(self) -> None:
         for kind, topic, callback, depth in (

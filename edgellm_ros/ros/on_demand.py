@@ -8,32 +8,20 @@ messages wait, an executor that waits for events is woken all the time.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
-from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.subscription import Subscription
 
-EVENT_TIME = 0.005  # s behind a look, for an executor to find events
+from .glances import GlancingGroup
 
 
-class OnDemandGroup(MutuallyExclusiveCallbackGroup):  # type: ignore[misc]
+class OnDemandGroup(GlancingGroup):
     """A callback group whose subscriptions an executor leaves alone, and whose events it handles behind ``look``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._until = 0.0
-
-    def look(self) -> None:
-        """Let events be handled now. To be called by the executor's thread."""
-        self._until = time.monotonic() + EVENT_TIME
 
     def can_execute(self, entity: Any) -> bool:
         """Whether the executor may wait for it."""
-        if isinstance(entity, Subscription) or time.monotonic() > self._until:
-            return False
-        return bool(super().can_execute(entity))
+        return not isinstance(entity, Subscription) and super().can_execute(entity)
 
 
 def take_waiting(subscription: Any, most: int) -> Iterator[Any]:
