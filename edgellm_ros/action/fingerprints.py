@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..engine_format import (
     ACTION_DIRECTORY,
@@ -27,6 +28,9 @@ from ..engine_format import (
 from ..errors import PolicyError
 from ..json_values import shown
 from .normalization import Normalization
+
+if TYPE_CHECKING:
+    from .policy_manifest import PolicyManifest
 
 _NONE = "0" * 64
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -72,11 +76,9 @@ def tokenizer_digest(files: Mapping[str, bytes]) -> str:
     return checksum.hexdigest()
 
 
-def check_fingerprints(
-    directory: EngineDirectory, found: Fingerprints, state: Normalization, action: Normalization
-) -> None:
+def check_fingerprints(directory: EngineDirectory, policy: PolicyManifest) -> None:
     """:raises PolicyError: the tokenizer, the statistics or another part of the directory is of another build."""
-    place = directory.path
+    place, state, action = directory.path, policy.state.normalization, policy.action.normalization
     parts = [
         ("statistics", f"the statistics in {place / ACTION_DIRECTORY / POLICY_FILE}", statistics_digest(state, action)),
         ("tokenizer", f"the tokenizer in {place}", tokenizer_digest(_tokenizer_files(place))),
@@ -86,7 +88,7 @@ def check_fingerprints(
     if visual.is_file():
         parts.append(("build", str(visual.parent), Manifest.from_json(read_json(visual)).fingerprint))
     for name, what, has in parts:
-        wanted: str = getattr(found, name)
+        wanted: str = getattr(policy.fingerprints, name)
         if has != wanted:
             raise PolicyError(
                 f"{what} has the fingerprint {has[:12]!r} where the policy was built with {wanted[:12]!r}; take "

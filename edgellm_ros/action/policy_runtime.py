@@ -46,12 +46,7 @@ class PolicyRuntime:
         if not (self.path / ACTION_DIRECTORY).is_dir():
             raise PolicyError(f"{self.path} holds no policy; want an engine directory built from one.")
         self.manifest: PolicyManifest = read_policy_manifest(self.path / ACTION_DIRECTORY)
-        check_fingerprints(
-            directory,
-            self.manifest.fingerprints,
-            self.manifest.state.normalization,
-            self.manifest.action.normalization,
-        )
+        check_fingerprints(directory, self.manifest)
         self._owns_backend = isinstance(backend, str)
         self._backend = (
             open_backend(backend, threads=threads, directory=directory) if isinstance(backend, str) else backend

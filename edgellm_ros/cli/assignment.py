@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ..errors import RequestError
 from ..json_values import shown
+
+_NAMES = re.compile(r"/?[A-Za-z_]\w*(/[A-Za-z_]\w*)*", re.ASCII)  # of a topic or a node, with its namespaces
 
 
 def assignment(text: str) -> tuple[str, Any]:
@@ -50,7 +53,18 @@ def remapping(text: str) -> tuple[str, str]:
 
     :raises RequestError: it is none.
     """
-    before, mark, after = text.partition(":=")
-    if not (mark and before and after):
+    before, _, after = text.partition(":=")
+    if not (before and _NAMES.fullmatch(after)):
         raise RequestError(f"--remap is {text!r}; want TOPIC:=TOPIC, such as /camera/image:=/image.")
     return before, after
+
+
+def node_name(text: str) -> tuple[str, str]:
+    """Namespace, which is empty where there is none, and name of a node.
+
+    :raises RequestError: no node can have that name.
+    """
+    if not _NAMES.fullmatch(text):
+        raise RequestError(f"--node is {text!r}; want the whole name of a node, such as /left/edgellm.")
+    namespace, _, name = text.rpartition("/")
+    return namespace, name

@@ -43,30 +43,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 where nothing keeps it from running, 1 otherwise."""
-    from .assignment import remapping
+    from .assignment import node_name, remapping
 
     if arguments.live is not None and not (math.isfinite(arguments.live) and 0 < arguments.live <= _LONGEST_LOOK):
         raise EdgeLLMError(
             f"--live is {arguments.live}; want more than 0 s, to {_LONGEST_LOOK:g}.", RefusalCode.BAD_PARAMETER
         )
     remappings = [remapping(text) for text in arguments.remap]
+    node = node_name(arguments.node)
     findings = Findings()
     with ExitStack() as stack:
-        place = _check(findings, arguments, remappings, stack)
+        place = _check(findings, arguments, node, remappings, stack)
     if arguments.json:
         print(json.dumps({"engine_dir": place, **findings.to_json()}, ensure_ascii=False, indent=1))
         return 1 if findings.problems else 0
     print("\n".join(findings.lines()))
     count = len(findings.problems)
     if count:
-        print(f"This machine cannot run {place} so: {count} problem{'s' if count > 1 else ''}.")
+        print(f"This machine cannot run {place or 'an engine'} so: {count} problem{'s' if count > 1 else ''}.")
     else:
         print(f"Pass: this machine can run {place}.")
     return 1 if count else 0
 
 
 def _check(
-    findings: Findings, arguments: argparse.Namespace, remappings: Sequence[tuple[str, str]], stack: ExitStack
+    findings: Findings,
+    arguments: argparse.Namespace,
+    node: tuple[str, str],
+    remappings: Sequence[tuple[str, str]],
+    stack: ExitStack,
 ) -> str:
     """Everything, in the order in which it is told; gives the place of the engine."""
     from ..ros.engine_host import directory_of
@@ -75,7 +80,7 @@ def _check(
     from .check_packages import check_packages
     from .check_robot import check_actions, check_inputs, check_parameters
 
-    namespace, _, name = arguments.node.rpartition("/")
+    namespace, name = node
     given: dict[str, Any] = {}
     if arguments.params_file:
         with findings.of("parameters"):
@@ -92,7 +97,13 @@ def _check(
     if arguments.backend:
         engine = replace(engine, backend=arguments.backend)
     settings = replace(settings, engine=engine)
-    path = directory_of(engine, settings.fake, stack)
+    try:
+        path = directory_of(engine, settings.fake, stack)
+    except EdgeLLMError as error:
+        if not findings.problems:
+            raise
+        findings.problem("directory", str(error))  # the file may have had it
+        return engine.directory
     whole = check_files(findings, path)
     with findings.of("packages"):
         check_packages(findings, _needs(settings, whole is not None and (whole.sees or whole.policy is not None)))
@@ -106,7 +117,8 @@ def _check(
         if arguments.live is not None and has_ros:
             from .check_live import check_live
 
-            check_live(findings, arguments.live, given, cameras, whole.policy, names, resolve)
+            with findings.of("live"):
+                check_live(findings, arguments.live, given, cameras, whole.policy, names, resolve)
         if arguments.load and not findings.problems:
             _load(findings, whole.directory, engine.backend, engine.threads)
     return str(path)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..action.fingerprints import check_fingerprints
 from ..action.policy_manifest import ACTION_DIRECTORY, POLICY_FILE, PolicyManifest, read_policy_manifest
 from ..backends.registry import obstacle, open_backend
 from ..engine_format import EngineDirectory, open_engine_directory
@@ -51,14 +52,16 @@ def check_files(findings: Findings, path: Path) -> CheckedEngine | None:
         findings.ok("tokenizer", f"{len(directory.config.eos_token_id)} end tokens, {template}.")
         place = find_visual_directory(path, None)
         tower = None if place is None else open_visual_directory(place)
-        return CheckedEngine(directory, tower, _policy(findings, path / ACTION_DIRECTORY))
+        return CheckedEngine(directory, tower, _policy(findings, directory))
     return None
 
 
-def _policy(findings: Findings, place: Path) -> PolicyManifest | None:
+def _policy(findings: Findings, directory: EngineDirectory) -> PolicyManifest | None:
+    place = directory.path / ACTION_DIRECTORY
     if not (place / POLICY_FILE).is_file():
         return None
     policy = read_policy_manifest(place)
+    check_fingerprints(directory, policy)
     findings.ok("policy", f"{policy.family}, {policy.horizon} actions of {policy.step_time:.4g} s a chunk.")
     return policy
 

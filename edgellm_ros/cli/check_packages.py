@@ -68,16 +68,23 @@ def _check(findings: Findings, requirement: Requirement, need: Need) -> str:
         reason = "is not installed" if isinstance(error, ModuleNotFoundError) else f"does not import ({error})"
         findings.add(_SUBJECT, need.verdict, f"{name} {reason}; {need.reason} needs {wanted}: {remedy}")
         return ""
-    if not requirement.specifier.contains(version, prereleases=True):
+    if not _fits(requirement, version):
         verdict = Verdict.WARNING if need.extra else Verdict.PROBLEM
         findings.add(_SUBJECT, verdict, f"{name} has the version {version}; {need.reason} needs {wanted}: {remedy}")
     return f"{name} {version}"
+
+
+def _fits(requirement: Requirement, version: str) -> bool:
+    try:
+        return requirement.specifier.contains(version, prereleases=True)
+    except ValueError:  # no version by the rules of Python's packages
+        return False
 
 
 def _version(name: str) -> str:
     """Of an installed package, by whoever installed it."""
     module = importlib.import_module(_MODULES.get(name.lower(), name.lower().replace("-", "_")))
     try:
-        return importlib.metadata.version(name)
+        return str(importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:  # a variant under another name, such as onnxruntime-gpu
         return str(getattr(module, "__version__", "0"))

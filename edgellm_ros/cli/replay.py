@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EdgeLLMError, RefusalCode
-from .assignment import node_parameter, remapping
+from .assignment import node_name, node_parameter, remapping
 from .node_session import (
     LAST_DOMAIN,
     NodeSession,
@@ -123,7 +123,7 @@ def _session(
     from ..ros.launch_spec import node_specs
 
     if arguments.node:
-        namespace, _, name = arguments.node.rpartition("/")
+        namespace, name = node_name(arguments.node)
         return attached_session(lambda: client(server=name, namespace=namespace or None))
     given = {"use_sim_time": "true"}
     if arguments.engine_dir:

@@ -14,6 +14,7 @@ from ..backends.base import Backend
 from ..backends.registry import graph_libraries
 from ..engine_format import GRAPH_FILE, PLAN_FILE, EngineDirectory, open_engine_directory
 from ..errors import EdgeLLMError, EngineDirectoryError, MisuseError, RefusalCode
+from ..json_values import shown
 from .memory import spare_memory
 from .parameters import EngineSettings, FakeSettings, Settings
 
@@ -251,7 +252,13 @@ def _load_text(
 def directory_of(engine: EngineSettings, fake: FakeSettings, stack: ExitStack) -> Path:
     """The engine directory; a temporary one with the fake's script where the fake backend has none."""
     if engine.directory:
-        return Path(engine.directory).expanduser()
+        try:
+            return Path(engine.directory).expanduser()
+        except RuntimeError:
+            raise EngineDirectoryError(
+                f"engine.directory is {shown(engine.directory)}, and nobody of that name has a home here; write the "
+                "whole path."
+            ) from None
     if engine.backend != "fake":
         raise EngineDirectoryError(
             "engine.directory is empty; want an engine directory: make one with 'edgellm build' and set the parameter."

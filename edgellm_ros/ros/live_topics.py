@@ -17,6 +17,9 @@ from rclpy.qos import (
     qos_profile_sensor_data,
 )
 
+from ..errors import EdgeLLMError, RefusalCode
+from ..json_values import shown
+
 _POLL = 0.05  # s
 _LISTEN = 1.0  # s
 
@@ -91,7 +94,7 @@ class LiveTopics:
         kinds = {"reliability": ReliabilityPolicy, "durability": DurabilityPolicy}
         prefix = f"qos_overrides.{topic}.subscription."
         changes = {
-            name: kind.get_from_short_key(self._overrides[prefix + name])
+            name: _policy(kind, prefix + name, self._overrides[prefix + name])
             for name, kind in kinds.items()
             if prefix + name in self._overrides
         }
@@ -111,11 +114,22 @@ class LiveTopics:
         return value
 
 
+def _policy(kind: Any, name: str, value: Any) -> Any:
+    """:raises EdgeLLMError: it is none of this kind."""
+    if value not in kind.short_keys():
+        raise EdgeLLMError(
+            f"{name} is {shown(value)}; want one of {', '.join(kind.short_keys())}.", RefusalCode.BAD_PARAMETER
+        )
+    return kind.get_from_short_key(value)
+
+
 @contextmanager
 def live_topics(seconds: float, overrides: Mapping[str, Any]) -> Iterator[LiveTopics]:
     """Join the ROS domain of the environment; what is not found after ``seconds`` is not there.
 
     ``overrides`` are ``qos_overrides.*`` of the node, by whole names.
+
+    :raises EdgeLLMError: ROS does not let it in.
     """
     import rclpy
     from rclpy.context import Context
@@ -124,9 +138,15 @@ def live_topics(seconds: float, overrides: Mapping[str, Any]) -> Iterator[LiveTo
     from rclpy.signals import SignalHandlerOptions
 
     context = Context()
-    rclpy.init(args=[], context=context, signal_handler_options=SignalHandlerOptions.NO)
     try:
-        node = Node("edgellm_check", context=context, enable_rosout=False, start_parameter_services=False)
+        try:
+            rclpy.init(args=[], context=context, signal_handler_options=SignalHandlerOptions.NO)
+            node = Node("edgellm_check", context=context, enable_rosout=False, start_parameter_services=False)
+        except Exception as error:  # of the middleware, in whatever kinds it has
+            raise EdgeLLMError(
+                f"No node can be made in this ROS domain ({error}); look at the network and at RMW_IMPLEMENTATION.",
+                RefusalCode.NOT_ACTIVE,
+            ) from None
         executor = SingleThreadedExecutor(context=context)
         executor.add_node(node)
         yield LiveTopics(node, executor, seconds, overrides)

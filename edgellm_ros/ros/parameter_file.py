@@ -1,7 +1,7 @@
 """Values of parameters as ROS reads them from YAML: from files for a node of a given name, and from a command line.
 
 ROS has rules of its own for what is a number and what is text (``1_000`` is text, ``010`` is eight), and for which
-nodes a part of a file is. Needs no ROS.
+nodes a part of a file is; it takes no aliases. Needs no ROS.
 """
 
 from __future__ import annotations
@@ -20,7 +20,17 @@ _TRUE = {"y", "yes", "true", "on"}
 _FALSE = {"n", "no", "false", "off"}
 _SPECIAL = {".inf": "inf", "+.inf": "inf", "-.inf": "-inf", ".nan": "nan"}
 _WHOLE_NUMBERS = ((r"[+-]?(0|[1-9][0-9]*)", 10), (r"[+-]?0[0-7]+", 8), (r"[+-]?0[xX][0-9a-fA-F]+", 16))
+_LONGEST_NUMBER = 100  # characters of a whole number; Python refuses to read very long ones
 _PARAMETERS = "ros__parameters"
+_MOST_BYTES = 1 << 20  # of a file; all parameters of the node take a hundredth of that
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """As of any loader; an alias is refused, for a few of them are as many values as one likes."""
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError(f"*{self.peek_event().anchor} is an alias, which ROS refuses; write the value itself.")
+        return super().compose_node(parent, index)
 
 
 def read_parameter_file(path: Path, node_name: str = "edgellm", namespace: str = "") -> dict[str, Any]:
@@ -29,12 +39,18 @@ def read_parameter_file(path: Path, node_name: str = "edgellm", namespace: str =
     :raises EdgeLLMError: ROS would not take the file; the sentence names what is wrong with it.
     """
     try:
-        root = yaml.compose(path.read_text("utf-8"), yaml.SafeLoader)
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise _bad(f"{path} has more than {_MOST_BYTES} bytes; want the YAML file of the node.")
+        root = yaml.compose(content.decode(), _Loader)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise _bad(f"{path} cannot be read ({reason}); want the YAML file of the node.") from None
     except (yaml.YAMLError, RecursionError) as error:
         raise _bad(f"{path} is not YAML ({' '.join(str(error).split())}); correct it.") from None
+    except ValueError as error:
+        raise _bad(f"{path}: {error}") from None
     if root is not None and not isinstance(root, yaml.MappingNode):
         raise _bad(f"{path} holds no names of nodes; want '/**:' with '{_PARAMETERS}:' below it.")
     whole = "/".join(["", *(part for part in namespace.split("/") if part), node_name])
@@ -58,10 +74,10 @@ def matches(pattern: str, whole: str) -> bool:
 def parse_value(text: str) -> Any:
     """What follows ``:=`` on a command line.
 
-    :raises ValueError: it is no YAML, or a list of several types.
+    :raises ValueError: it is no YAML, an alias, or a list of several types.
     """
     try:
-        node = yaml.compose(text, yaml.SafeLoader)
+        node = yaml.compose(text, _Loader)
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{text!r} is not YAML ({' '.join(str(error).split())}).") from None
     return "" if node is None else _value("the value", node)
@@ -112,7 +128,7 @@ def _plain(text: str) -> bool | int | float | str:
     if text.lower() in _TRUE | _FALSE and text in (text.lower(), text.upper(), text.capitalize()):
         return text.lower() in _TRUE
     for pattern, base in _WHOLE_NUMBERS:
-        if re.fullmatch(pattern, text) and -(2**63) <= int(text, base) < 2**63:
+        if len(text) < _LONGEST_NUMBER and re.fullmatch(pattern, text) and -(2**63) <= int(text, base) < 2**63:
             return int(text, base)
     try:
         number = math.nan if "_" in text else float(_SPECIAL.get(text.lower(), text))

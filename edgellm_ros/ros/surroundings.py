@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +15,7 @@ from .dds_profile import PROFILE_NAME, profile_warning
 
 DISTRIBUTIONS = ("humble", "jazzy", "kilted")
 LAST_DOMAIN = 101  # ports of higher ROS domains lie where Linux puts those of clients
+_MIDDLEWARE = "RMW_IMPLEMENTATION"
 _HIGHEST_DOMAIN = 232  # whose ports are the last ones there are
 
 
@@ -41,6 +45,7 @@ def find_surroundings(environment: Mapping[str, str]) -> Surroundings:
     :raises EdgeLLMError: a variable of the environment that ROS would not take.
     """
     domain = _domain(environment.get("ROS_DOMAIN_ID", ""))
+    _check_middleware(environment)
     try:
         import rclpy
 
@@ -52,11 +57,7 @@ def find_surroundings(environment: Mapping[str, str]) -> Surroundings:
             "with 'rosdep install'."
         ) from None
     except Exception as error:  # of the middleware, which is found when it is first asked for
-        raise EdgeLLMError(
-            f"The middleware does not load ({error}); install the one that RMW_IMPLEMENTATION names "
-            f"({environment.get('RMW_IMPLEMENTATION', 'not set')}), or unset it.",
-            RefusalCode.MISSING_PACKAGE,
-        ) from None
+        raise _no_middleware(environment, str(error)) from None
     distribution = environment.get("ROS_DISTRO", "")
     warnings = [profile_warning(environment, middleware, profile=resource_path(PROFILE_NAME)) or ""]
     if distribution and distribution not in DISTRIBUTIONS:
@@ -69,6 +70,26 @@ def find_surroundings(environment: Mapping[str, str]) -> Surroundings:
             f"ROS_DOMAIN_ID is {domain}, whose ports Linux gives to clients too; take one from 0 to {LAST_DOMAIN}."
         )
     return Surroundings(distribution, _version(), middleware, domain, tuple(filter(None, warnings)))
+
+
+def _check_middleware(environment: Mapping[str, str]) -> None:
+    """:raises EdgeLLMError: ROS has not the middleware that is asked for; it would end this very process."""
+    if not environment.get(_MIDDLEWARE) or "rclpy" in sys.modules or importlib.util.find_spec("rclpy") is None:
+        return
+    code = "import rclpy; rclpy.get_rmw_implementation_identifier()"
+    asked = subprocess.run(
+        [sys.executable, "-c", code], env=dict(environment), capture_output=True, text=True, errors="replace"
+    )
+    if asked.returncode:
+        raise _no_middleware(environment, (asked.stderr.strip().splitlines() or ["it says nothing"])[-1])
+
+
+def _no_middleware(environment: Mapping[str, str], reason: str) -> EdgeLLMError:
+    return EdgeLLMError(
+        f"The middleware does not load ({reason.rstrip('.')}); install the one that {_MIDDLEWARE} names "
+        f"({environment.get(_MIDDLEWARE, 'not set')}), or unset it.",
+        RefusalCode.MISSING_PACKAGE,
+    )
 
 
 def _domain(text: str) -> int:

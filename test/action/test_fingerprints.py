@@ -120,7 +120,7 @@ def test_parts_of_another_build_are_refused_though_samples_fit(builds, tmp_path,
         PolicyRuntime(path, threads=1)
 
 
-def test_a_statistic_that_was_written_over_is_refused(builds, tmp_path):
+def test_a_statistic_that_was_written_over_is_refused_and_told_by_the_check(builds, tmp_path, capsys):
     path = shutil.copytree(builds[""], tmp_path / "engine")
     file = path / "action" / "policy.json"
     content = json.loads(file.read_text())
@@ -131,6 +131,8 @@ def test_a_statistic_that_was_written_over_is_refused(builds, tmp_path):
     sealed(path)
     with pytest.raises(PolicyError, match=r"the statistics in .*policy\.json has the fingerprint .*; take the files"):
         PolicyRuntime(path, threads=1)
+    assert main(["check", str(path)]) == 1
+    assert "1.       directory  the statistics in" in capsys.readouterr().out
 
 
 def test_a_sound_copy_acts_and_the_command_tells_what_it_was_built_of(builds, tmp_path, capsys):
