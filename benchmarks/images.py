@@ -10,13 +10,18 @@ towers take, and normalised. ``cameras``: three raw cameras of 640 by 480 at 30 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from .harness import Metric, Row, device_name
+from .run import write
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -73,21 +78,31 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    results: dict[str, dict[str, list[float]]] = {}
+    rows: list[Row] = []
+    versions = {name: importlib.metadata.version(name) for name in ("edgellm_ros", "numpy", "opencv-python-headless")}
+
+    def add(case: str, unit_of: Callable[[str], str], found: Mapping[str, list[float]]) -> None:
+        for name, values in found.items():
+            metric, value = Metric(name, unit_of(name)), statistics.median(values)
+            rows.append(Row(case, metric, value, tuple(values), device=device_name(1), versions=versions))
+            print(f"{case:16} {name:34} {value:10.3f} {metric.unit}   ({min(values):.3f} to {max(values):.3f})")
+
     if "processors" in options.parts:
-        results["processors_ms"] = processors(options.rounds)
+        add("image processors", lambda _: "ms", processors(options.rounds))
     if "cameras" in options.parts:
         if options.engine is None:
             parser.error("cameras needs --engine")
         from .camera_load import measure
 
-        results["cameras"] = measure(options.engine, options.rounds)
-    for part, rows in results.items():
-        for name, values in rows.items():
-            low, high = min(values), max(values)
-            print(f"{part:14} {name:34} {statistics.median(values):10.3f}   ({low:.3f} to {high:.3f})")
+        add("three cameras", camera_unit, measure(options.engine, options.rounds))
     if options.output is not None:
-        options.output.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+        write(options.output, rows)
+
+
+def camera_unit(name: str) -> str:
+    """Of a metric of ``camera_load``, which its name ends with."""
+    ends = {"ms_per_message": "ms", "_per_second": "1/s", "percent": "%"}
+    return next((unit for end, unit in ends.items() if name.endswith(end)), "")
 
 
 if __name__ == "__main__":

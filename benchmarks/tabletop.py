@@ -50,6 +50,7 @@ CHUNKS: Mapping[str, tuple[int, tuple[str, ...]]] = {  # threads and options
     "pruner 0.5, 1 thread": (1, ("--pruner", "0.5")),
 }  # fmt: skip
 CHUNK_EPISODES = 3  # of a round: about 60 chunks
+TIMED = ("chunks", "world")
 
 
 def evaluation(engine: Path, episodes: int, threads: int, options: Sequence[str]) -> dict[str, Any]:
@@ -124,16 +125,18 @@ def time_chunks(engine: Path, add: Callable[[str, Metric, list[float]], None], r
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help="labels of cases (default: all, and the chunks)")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="labels of cases, chunks, world (default: all)")
     parser.add_argument("--checkpoint", type=Path, help="another one than the shipped")
     parser.add_argument("--precision", default="int8")
     parser.add_argument("--jobs", type=int, default=2, help="cases side by side (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="of the chunks (default: %(default)s)")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    unknown = [name for name in options.cases if name not in CASES]
+    known = [*CASES, *TIMED]
+    unknown = [name for name in options.cases if name not in known]
     if unknown:
-        parser.error(f"{unknown[0]!r} is no case; want some of {', '.join(CASES)}")
+        parser.error(f"{unknown[0]!r} is no case; want some of {', '.join(known)}")
+    names = options.cases or known
     rows: list[Row] = []
     device = device_name(2)
     versions = {name: importlib.metadata.version(name) for name in ("edgellm_ros", "onnxruntime")}
@@ -151,9 +154,10 @@ def main() -> None:
 
         engine = Path(folder) / "engine"
         build_engine(options.checkpoint or checkpoint_directory(), engine, precision=options.precision)
-        count(engine, add, options.cases or list(CASES), options.jobs)
-        if not options.cases:
+        count(engine, add, [name for name in names if name in CASES], options.jobs)
+        if "chunks" in names:
             time_chunks(engine, add, options.rounds)
+        if "world" in names:
             world = [world_factor() for _ in range(options.rounds)]
             add("tabletop world, both pictures 15 times a second",
                 Metric("real time factor, processor time of one thread", "x"), world)  # fmt: skip

@@ -3,7 +3,7 @@
     python -m training.tabletop.export CHECKPOINT FOLDER
 
 ``model.safetensors`` has lerobot's tensor names, ``config.json`` its fields; statistics lie beside the processors'
-JSON.
+JSON, names and units in ``policy_settings.yaml``.
 ``vlm/`` holds what lerobot looks up by a model's name: sizes, tokenizer, chat template and picture settings.
 """
 
@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from edgellm_ros.tabletop.cameras import CAMERA_NAMES, IMAGE_SIZE
+from edgellm_ros.tabletop.checkpoint_files import FOLDER as SHIPPED
 from training.tabletop.checkpoints import load
 from training.tabletop.sizes import Sizes
 from training.tabletop.text import END, END_OF_TEXT, IMAGE, START, Codec
@@ -225,6 +226,8 @@ def export(checkpoint: Path, folder: Path) -> None:
     write_json(vlm / "processor_config.json", processor)
     names = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": END_OF_TEXT}
     write_json(vlm / "generation_config.json", {key: codec.ids[token] for key, token in names.items()})
+    if folder.resolve() != SHIPPED:  # what a checkpoint of lerobot cannot say: names, units and the time of a step
+        shutil.copyfile(SHIPPED / "policy_settings.yaml", folder / "policy_settings.yaml")
     for path in folder.rglob("*.safetensors"):
         path.chmod(0o644)
 
