@@ -58,6 +58,7 @@ class FakeKVCache:
 
     def copy_out(self, row: int, length: int, tensors: Sequence[Tensor]) -> None:
         """:raises MisuseError: there are no keys and values here."""
+        self._check(row, 0, length)
         raise MisuseError("the backend fake has no keys and values to copy out; run this policy on another backend.")
 
     def _check(self, row: int, start: int, count: int) -> None:

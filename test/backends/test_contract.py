@@ -303,8 +303,11 @@ def test_a_row_is_copied_out_as_attention_reads_it(subject: Subject, driver: Bac
         lambda cache: cache.copy_row(0, 1, cache.capacity + 1),
         lambda cache: cache.export_block(0, cache.capacity, 1),
         lambda cache: cache.import_block(0, cache.capacity - 1, cache.export_block(0, 0, 2)),
+        lambda cache: cache.copy_out(0, cache.capacity + 1, []),
+        lambda cache: cache.copy_out(-1, 1, []),
+        lambda cache: cache.copy_out(cache.rows, 1, []),
     ],
-    ids=["row", "negative row", "length", "export", "import"],
+    ids=["row", "negative row", "length", "export", "import", "copy out", "copy of no row", "copy of a row too far"],
 )
 def test_positions_outside_a_cache_are_refused(driver: BackendDriver, call: object) -> None:
     with pytest.raises(MisuseError, match=r"want some inside"):
