@@ -228,6 +228,7 @@ HEADERS = {
 }
 
 
+@pytest.mark.todays_graphs
 @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
 def test_an_embedding_with_a_strange_header_is_refused(llama: Path, tmp_path: Path, header: str | bytes) -> None:
     whole = (llama / "embedding.safetensors").read_bytes()

@@ -31,28 +31,26 @@ def _ms(values: list[float]) -> tuple[float, float]:
 
 
 def rows_of(times: ChunkTimes, shape: PolicyShape, precision: str) -> list[dict[str, Any]]:
-    """Rows of the results file: the whole chunk, its parts, and the chunk of which nothing is recorded."""
+    """Rows of the results file: the whole chunk, its parts, the chunk of which nothing is recorded, and cosines."""
+
+    def row(metric: str, unit: str, ours: float, values: list[float], **more: Any) -> dict[str, Any]:
+        return {
+            "case": f"policy {shape.name}", "metric": metric, "unit": unit, "ours": ours, "peer": shape.peer or None,
+            "peer_value": None, "ratio": None, **times.facts, "precision": precision,
+            "median": statistics.median(values), "p95": float(np.percentile(values, 95)), **more,
+            "runs": {"ours": values, "peer": []},
+        }  # fmt: skip
+
     whole = {"whole chunk": times.chunk, **times.parts, "whole chunk, nothing recorded": times.plain}
     rows = []
-    for metric, values in whole.items():
-        median, p95 = _ms(values)
+    for metric, seconds in whole.items():
         aims = {"must": shape.must, "aim": shape.aim}
         target = aims if metric == "whole chunk" and not shape.cut else {}
-        rows.append(
-            {
-                "case": f"policy {shape.name}", "metric": metric, "unit": "ms", "ours": median, "p95": p95,
-                "precision": precision, "peer": shape.peer, **times.facts, **target, "recorded": times.recorded,
-                "runs": {"ours": [1e3 * value for value in values]},
-            }
-        )  # fmt: skip
+        values = [1e3 * value for value in seconds]
+        rows.append(row(metric, "ms", statistics.median(values), values, recorded=times.recorded, **target))
     for metric, cosines in (("chunk", times.cosines), ("what denoising adds", times.moved_cosines)):
         if cosines:
-            rows.append(
-                {
-                    "case": f"policy {shape.name}", "metric": f"least cosine with float32, {metric}", "unit": "",
-                    "ours": min(cosines), "precision": precision, **times.facts, "runs": {"ours": cosines},
-                }
-            )  # fmt: skip
+            rows.append(row(f"least cosine with float32, {metric}", "", min(cosines), cosines))
     return rows
 
 

@@ -76,6 +76,8 @@ HEADERS = {
 
 @pytest.mark.parametrize("what", HEADERS)
 def test_arrays_that_cannot_be_are_refused(tmp_path, what):
+    if what == "a negative size" and np.lib.NumpyVersion(np.__version__) < "2.3.0":
+        pytest.skip("this NumPy reads such an array as one of all the numbers that there are")
     single, several = tmp_path / "x0.npy", tmp_path / "seen.npz"
     single.write_bytes(npy(HEADERS[what]))
     with zipfile.ZipFile(several, "w") as archive:

@@ -37,6 +37,7 @@ def tiny(family: str) -> VisionShape:
     return VisionShape(family, config, {**processor_settings(family), "max_pixels": 4096}, (40, 52))
 
 
+@pytest.mark.todays_graphs
 @pytest.mark.parametrize("library", ["onnxruntime", "tensorrt"])
 def test_towers_choice_and_prefill_are_measured(library: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"lowering": "onnxruntime", "open_backend": pretend_backend}
@@ -62,6 +63,7 @@ def test_towers_choice_and_prefill_are_measured(library: str, tmp_path: Path) ->
     assert not [failure for failure in report.failed if "cosine" in failure or "Error" in failure]
 
 
+@pytest.mark.todays_graphs
 def test_a_part_that_fails_costs_the_others_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = tiny("qwen2_5_vl")
     run = VisionRun(

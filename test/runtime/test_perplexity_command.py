@@ -17,6 +17,8 @@ from edgellm_ros.engine_format import BuilderLimits
 from edgellm_ros.errors import BackendError
 from edgellm_ros.runtime.perplexity import score_tokens
 
+pytestmark = pytest.mark.todays_graphs
+
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:

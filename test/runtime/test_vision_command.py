@@ -17,6 +17,7 @@ from edgellm_ros.engine_format import BuilderLimits
 from edgellm_ros.errors import RequestError
 
 cv2 = pytest.importorskip("cv2")
+pytestmark = pytest.mark.todays_graphs
 LIMITS = BuilderLimits(max_batch_size=2, max_input_len=176, max_kv_cache_capacity=192)
 HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "rescale_factor": 1 / 255}
 PROCESSORS = {

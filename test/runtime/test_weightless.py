@@ -100,6 +100,7 @@ def test_weights_that_are_stored_otherwise_cannot_be_left_out(options, tmp_path)
         build_engine(checkpoint("llama"), tmp_path / "engine", limits=LIMITS, weightless=True, **options)
 
 
+@pytest.mark.todays_graphs
 def test_the_command_line_builds_and_runs_one(tmp_path, capsys):
     folder, path = checkpoint("llama"), tmp_path / "engine"
     limits = ("--max-batch", "1", "--max-input", "32", "--max-kv", "48")
