@@ -60,9 +60,7 @@ def read_arrays(path: Path) -> dict[str, Any]:
         with np.load(path, allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
     except Exception as error:  # of a damaged file, which numpy and its unpackers have no class of their own for
-        raise ObservationError(
-            f"{path} cannot be read as an .npz file ({_reason(error)}); write it with numpy.savez."
-        ) from None
+        raise _unreadable(path, error, "numpy.savez") from None
     for name, array in found.items():
         if not isinstance(array, np.ndarray):
             raise ObservationError(f"{path} holds {name!r}, which is no array; write it with numpy.savez.")
@@ -76,12 +74,17 @@ def read_array(path: Path) -> Any:
     try:
         array = np.load(path, allow_pickle=False)
     except Exception as error:  # see ``read_arrays``
-        raise ObservationError(
-            f"{path} cannot be read as an .npy file ({_reason(error)}); write it with numpy.save."
-        ) from None
+        raise _unreadable(path, error, "numpy.save") from None
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
         raise ObservationError(f"{path} holds no array of numbers; write it with numpy.save.")
     return array
+
+
+def _unreadable(path: Path, error: Exception, writer: str) -> ObservationError:
+    if isinstance(error, OSError) and error.strerror:
+        return ObservationError(f"{path} cannot be read ({error.strerror}); check the path.")
+    kind = "npz" if writer.endswith("z") else "npy"
+    return ObservationError(f"{path} cannot be read as an .{kind} file ({_reason(error)}); write it with {writer}.")
 
 
 def _reason(error: Exception) -> str:

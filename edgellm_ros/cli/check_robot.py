@@ -37,7 +37,7 @@ def check_parameters(findings: Findings, given: Mapping[str, Any], path: Path | 
     for names, bad in RULES:
         if reason := bad({name: values[name] for name in names}):
             findings.problem(_SUBJECT, reason)
-    if path is not None:
+    if path is not None and own:
         findings.ok(_SUBJECT, f"{len(taken)} of {len(own)} values of {path} are taken by the node.")
     return Settings.from_values(taken)
 

@@ -72,6 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     prompts = arguments.prompt or [None]
     if len(prompts) > 1 and arguments.no_chat_template:
         raise RequestError("--prompt is given several times, which makes a chat; leave --no-chat-template out.")
+    if arguments.cache_mb < 0:
+        raise RequestError(f"--cache-mb is {arguments.cache_mb}; want a whole number from 0.")
     cache = ContextCacheConfig(arguments.cache_mb * 2**20)
     reuses = len(prompts) > 1 and cache.budget_bytes > 0
     said = [Message("system", arguments.system)] if arguments.system else []

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,7 @@ def _play(arguments: argparse.Namespace, settings: dict[str, Any], remappings: d
     from ..ros.bag import Bag
     from ..ros.client import spin_until
     from ..ros.replay import Prompt, ReplayClient
+    from ..ros.replay_stamps import strange_stamps
 
     prompt = None if arguments.prompt is None else Prompt(arguments.prompt, arguments.prompt_after)
     with Bag(arguments.bag) as bag, _session(arguments, settings, ReplayClient) as session:
@@ -109,6 +111,8 @@ def _play(arguments: argparse.Namespace, settings: dict[str, Any], remappings: d
         if not arguments.json:
             left = f"; left out {', '.join(client.left_out)}" if client.left_out else ""
             say(f"Playing {', '.join(client.played)}{left}.")
+        if strange := strange_stamps(bag, client.played):
+            print(strange, file=sys.stderr, flush=True)
         client.play(bag, session.executor, rate=arguments.rate, settle=arguments.settle, prompt=prompt)
         session.check()
         return client.record()

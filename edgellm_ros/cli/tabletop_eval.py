@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine-dir", metavar="DIR", help="engine directory (default: the shipped checkpoint, built first)"
     )
-    parser.add_argument("--precision", metavar="NAME", help="of what is built, fp32 or int8 (default: fp32)")
+    parser.add_argument("--precision", metavar="NAME", help="of what is built, as 'edgellm build' has it (default: fp32)")
     parser.add_argument("--episodes", type=int, default=60, metavar="N", help="motion tasks (default: %(default)s)")
     parser.add_argument(
         "--held-out", type=int, metavar="N", help="motion tasks with combinations never trained on (default: half)"
@@ -115,6 +115,8 @@ def _settings(arguments: argparse.Namespace) -> EvaluationSettings:
         value = counts[name] if name in counts else getattr(arguments, name)
         if not least <= value <= most:
             raise RequestError(f"--{name.replace('_', '-')} is {value}; want {least} to {most}.")
+    if not (counts["episodes"] or counts["held_out"] or counts["questions"]):
+        raise RequestError("--episodes, --held-out and --questions are all 0; want one of them above 0.")
     if not 0 <= arguments.latency <= 900:
         raise RequestError(f"--latency is {arguments.latency:g}; want 0 to 900 ms: a chunk lasts 1067 ms.")
     if not 0 <= arguments.pruner < 1:

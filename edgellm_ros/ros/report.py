@@ -78,6 +78,8 @@ class Report:
         """The end in one sentence."""
         if self.refusal is not None:
             return self.refusal.message
+        if chunks := self.details.get("chunks"):
+            return f"Acted with {chunks} chunks in {self.timings.total:.2f} s ({self.finish_reason.label})."
         return (
             f"Answered with {self.completion_tokens} tokens in {self.timings.total:.2f} s ({self.finish_reason.label})."
         )

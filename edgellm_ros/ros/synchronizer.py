@@ -23,6 +23,7 @@ from typing import Any
 FUTURE = 0.1  # s by which clocks of a robot may differ
 JUMP = 1.0  # s; a smaller step back is one message out of order
 FRAMES_KEPT = 6  # of each camera where there are several; a set is looked for among them
+_OTHER_CLOCK = 86_400.0  # s; no camera's delay is as long as that
 _NANO = 1_000_000_000
 
 
@@ -201,6 +202,13 @@ def newest_set(frames: Mapping[str, Sequence[Frame]], now: int, *, slop: float, 
         )
     for camera, kept in frames.items():
         age = _seconds(now - kept[-1].stamp)
+        if now and max_age and abs(age) > _OTHER_CLOCK:
+            return NoFrames(
+                Lack.STALE,
+                f"The newest image from {camera} is stamped {abs(age):.0f} s {'before' if age > 0 else 'ahead of'} this "
+                "node's clock, which is another one; set use_sim_time to true where a simulation or a recording gives "
+                "the time, and to false where none does.",
+            )
         if now and age < -FUTURE:
             return NoFrames(
                 Lack.STALE,

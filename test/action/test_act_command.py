@@ -92,6 +92,13 @@ def test_arrays_that_cannot_be_are_refused(tmp_path, what):
             act.read_arrays(several)
 
 
+@pytest.mark.parametrize("read", [act.read_array, act.read_arrays])
+def test_a_file_that_is_not_there_is_told_by_its_path_alone(tmp_path, read):
+    with pytest.raises(ObservationError) as error:
+        read(tmp_path / "none")
+    assert str(error.value) == f"{tmp_path / 'none'} cannot be read (No such file or directory); check the path."
+
+
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_damage_anywhere_is_refused_or_harmless(tmp_path, method):
     random_ = random.Random(method)

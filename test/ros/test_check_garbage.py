@@ -63,7 +63,9 @@ def test_a_file_that_is_not_there_is_told_before_the_engine_that_it_would_have_n
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["check", "--params-file", str(tmp_path / "nowhere.yaml")]) == 1
-    *_, first, second, verdict = capsys.readouterr().out.splitlines()
+    told = capsys.readouterr().out
+    *_, first, second, verdict = told.splitlines()
+    assert "are taken by the node" not in told
     assert "nowhere.yaml cannot be read (No such file or directory)" in first
     assert "engine.directory is empty" in second and verdict == "This machine cannot run an engine so: 2 problems."
 

@@ -39,6 +39,8 @@ def test_a_report_says_its_end_in_level_sentence_and_pairs() -> None:
     )  # fmt: skip
     pairs = dict(report.pairs())
     assert report.level is Level.OK and report.sentence == "Answered with 9 tokens in 1.50 s (length)."
+    acted = Report("2", FinishReason.END_ID, None, timings, details={"chunks": 3})
+    assert acted.sentence == "Acted with 3 chunks in 1.50 s (end_id)."
     assert pairs["seed"] == "7" and pairs["refusal_code"] == "" and pairs["first_delta"] == "0"
     assert pairs["setting.generation.stop"] == '["a"]' and pairs["tokens_per_second"] == "40"
     assert "prompt" not in pairs and "response" not in pairs

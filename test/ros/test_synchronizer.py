@@ -76,6 +76,13 @@ def test_a_camera_that_stopped_is_named_with_its_age():
     assert found == NoFrames(Lack.STALE, "The newest image from b is 5.00 s old; images.max_age allows 1 s.")
 
 
+@pytest.mark.parametrize(("now", "side"), [(1.7e9, "before"), (-1.7e9, "ahead of")])
+def test_images_of_another_clock_are_told_from_old_ones(now, side):
+    found = filled("a", ("a", 0.0)).select(at(now), **RULE)
+    assert found.lack is Lack.STALE and "use_sim_time" in found.sentence
+    assert f"is stamped 1700000000 s {side} this node's clock, which is another one" in found.sentence
+
+
 def test_one_of_three_that_is_missing_is_named():
     """SYN-1."""
     found = filled("abc", ("a", 0.0), ("c", 0.0)).select(at(0.0), **RULE)

@@ -67,6 +67,7 @@ def test_several_prompts_are_the_turns_of_one_chat(engine, capsys, options):
     assert generate(engine, *prompts) == 0
     assert capsys.readouterr().out == f"{TEXT}\n{TEXT}\n"
     assert generate(engine, *prompts, "--no-chat-template") == 2 == generate(engine, *prompts, "--cache-mb", "-1")
+    assert "--cache-mb is -1; want a whole number from 0." in capsys.readouterr().err
 
 
 def test_ids_bypass_template_and_tokenizer(engine, capsys):

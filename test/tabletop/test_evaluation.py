@@ -136,6 +136,7 @@ def test_what_acts_knows_nothing_of_the_world(part):
         (["--execute-steps", "17"], "--execute-steps is 17"),
         (["--latency", "nan"], "--latency is nan"),
         (["--pruner", "1"], "--pruner is 1"),
+        (["--episodes", "0", "--questions", "0"], "--episodes, --held-out and --questions are all 0"),
         (["--node", "--latency", "5"], "not for --node"),
         (["--domain", "5"], "--domain is given without --node"),
         (["--engine-dir", "somewhere", "--precision", "int8"], "leave one of them out"),
