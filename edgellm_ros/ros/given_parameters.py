@@ -7,14 +7,15 @@ for all nodes are laid over those for a named node in the order in which a first
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import EdgeLLMError
-from .parameter_file import matches, parse_value, read_parameter_file
+from .parameter_file import matches, parameter_parts, parse_value
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,19 @@ class DroppedValue:
 
 
 def dropped_values(
-    command_line: Sequence[str], node_name: str, namespace: str, kept: Mapping[str, Any], names: Collection[str]
+    command_line: Sequence[str], node_name: str, namespace: str, kept: Mapping[str, Any], names: AbstractSet[str]
 ) -> list[DroppedValue]:
     """Those of ``names`` whose last value on ``command_line`` is not the one that ROS has ``kept``."""
-    last: dict[str, tuple[Any, str]] = {}
+    given: dict[str, list[tuple[Any, str]]] = {}
     for name, value, source in _given(command_line, node_name, namespace):
-        last[name] = (value, source)
-    return [
-        DroppedValue(name, value, source, kept[name])
-        for name, (value, source) in last.items()
-        if name in names and name in kept and not _equal(value, kept[name])
-    ]
+        given.setdefault(name, []).append((value, source))
+    found = []
+    for name in given.keys() & names & kept.keys():
+        *earlier, (value, source) = given[name]
+        # what ROS kept is one of those before; else the last was only read otherwise here
+        if not _equal(value, kept[name]) and any(_equal(other, kept[name]) for other, _ in earlier):
+            found.append(DroppedValue(name, value, source, kept[name]))
+    return sorted(found, key=lambda value: value.name)
 
 
 def _given(command_line: Sequence[str], node_name: str, namespace: str) -> Iterator[tuple[str, Any, str]]:
@@ -68,8 +71,8 @@ def _given(command_line: Sequence[str], node_name: str, namespace: str) -> Itera
         elif of_ros and argument == "--params-file":
             path = Path(next(arguments, ""))
             with suppress(EdgeLLMError):  # ROS has said already what it thinks of the file
-                for name, value in read_parameter_file(path, node_name, namespace).items():
-                    yield name, value, f"in {path}"
+                for part in parameter_parts(path, node_name, namespace):
+                    yield from ((name, value, f"in {path}") for name, value in part.items())
         elif of_ros and argument in ("-p", "--param"):
             name, _, text = next(arguments, "").partition(":=")
             pattern, _, name = name.rpartition(":")

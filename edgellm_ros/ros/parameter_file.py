@@ -32,12 +32,27 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
             raise ValueError(f"*{self.peek_event().anchor} is an alias, which ROS refuses; write the value itself.")
         return super().compose_node(parent, index)
 
+    def compose_scalar_node(self, anchor: Any) -> Any:
+        """As of any loader; what is tagged as text is as if it had quotes."""
+        text = self.peek_event().tag == "tag:yaml.org,2002:str"
+        node = super().compose_scalar_node(anchor)
+        node.style = node.style or ("'" if text else None)
+        return node
+
 
 def read_parameter_file(path: Path, node_name: str = "edgellm", namespace: str = "") -> dict[str, Any]:
     """Value by dotted name of what a file has for this node; of several, the last one counts.
 
     :raises EdgeLLMError: ROS would not take the file; the sentence names what is wrong with it.
     """
+    found: dict[str, Any] = {}
+    for part in parameter_parts(path, node_name, namespace):
+        found |= part
+    return found
+
+
+def parameter_parts(path: Path, node_name: str, namespace: str) -> list[dict[str, Any]]:
+    """The same for each part of a file that is for this node, in their order. :raises EdgeLLMError: as above."""
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
@@ -54,14 +69,10 @@ def read_parameter_file(path: Path, node_name: str = "edgellm", namespace: str =
     if root is not None and not isinstance(root, yaml.MappingNode):
         raise _bad(f"{path} holds no names of nodes; want '/**:' with '{_PARAMETERS}:' below it.")
     whole = "/".join(["", *(part for part in namespace.split("/") if part), node_name])
-    found: dict[str, Any] = {}
     try:
-        for pattern, parameters in _sections(root, ""):
-            if matches(pattern, whole):
-                found |= dict(_flat(parameters, ""))
+        return [dict(_flat(part, "")) for pattern, part in _sections(root, "") if matches(pattern, whole)]
     except (ValueError, RecursionError) as error:
         raise _bad(f"{path}: {error}") from None
-    return found
 
 
 def matches(pattern: str, whole: str) -> bool:
@@ -131,11 +142,11 @@ def _plain(text: str) -> bool | int | float | str:
         if len(text) < _LONGEST_NUMBER and re.fullmatch(pattern, text) and -(2**63) <= int(text, base) < 2**63:
             return int(text, base)
     try:
-        number = math.nan if "_" in text else float(_SPECIAL.get(text.lower(), text))
+        number = math.nan if "_" in text or not text.isascii() else float(_SPECIAL.get(text.lower(), text))
     except ValueError:
         return text
     too_large = math.isinf(number) and any(character.isdecimal() for character in text)
-    return text if "_" in text or too_large else number
+    return text if "_" in text or not text.isascii() or too_large else number
 
 
 def _bad(sentence: str) -> EdgeLLMError:

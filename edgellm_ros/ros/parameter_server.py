@@ -89,7 +89,7 @@ class ParameterServer:
         :raises EdgeLLMError: ROS has dropped a value for an earlier one of another type.
         """
         node, kept = self._node, {name: parameter.value for name, parameter in self._overrides().items()}
-        dropped = dropped_values(command_line, node.get_name(), node.get_namespace(), kept, schema().by_name)
+        dropped = dropped_values(command_line, node.get_name(), node.get_namespace(), kept, schema().by_name.keys())
         for value in dropped:
             if value.by_type:
                 raise EdgeLLMError(str(value), RefusalCode.BAD_PARAMETER)

@@ -16,6 +16,7 @@ from .dds_profile import PROFILE_NAME, profile_warning
 DISTRIBUTIONS = ("humble", "jazzy", "kilted")
 LAST_DOMAIN = 101  # ports of higher ROS domains lie where Linux puts those of clients
 _MIDDLEWARE = "RMW_IMPLEMENTATION"
+_ANSWER = 30.0  # s for a middleware to load
 _HIGHEST_DOMAIN = 232  # whose ports are the last ones there are
 
 
@@ -77,9 +78,13 @@ def _check_middleware(environment: Mapping[str, str]) -> None:
     if not environment.get(_MIDDLEWARE) or "rclpy" in sys.modules or importlib.util.find_spec("rclpy") is None:
         return
     code = "import rclpy; rclpy.get_rmw_implementation_identifier()"
-    asked = subprocess.run(
-        [sys.executable, "-c", code], env=dict(environment), capture_output=True, text=True, errors="replace"
-    )
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", code], env=dict(environment), capture_output=True, text=True, errors="replace",
+            timeout=_ANSWER,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise _no_middleware(environment, f"it says nothing in {_ANSWER:g} s") from None
     if asked.returncode:
         raise _no_middleware(environment, (asked.stderr.strip().splitlines() or ["it says nothing"])[-1])
 

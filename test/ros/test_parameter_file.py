@@ -23,6 +23,7 @@ SCALARS = (
     "-9223372036854775809", "1e3", "1e400", ".5", "5.", ".inf", "-.Inf", ".NaN", "inf", "nan", "infinity", "yes", "No",
     "ON", "oN", "true", "TRUE", "tRUE", "y", "N", "null", "~", "'7'", '"true"', "2020-01-01", "text with words",
     "12:30", "'it''s'", '"a\\nb"', "[1, 2]", "[1.0, 2.5]", "[a, '7']", "[true, no]", "1.2.3",
+    "!!str 5", "!!str off", "\u0661", "\uff15", "+inf", "-nan",
 )  # fmt: skip
 
 
@@ -113,7 +114,7 @@ def test_what_ros_drops_is_found_and_nothing_else(tmp_path: Path, arguments: lis
     path = tmp_path / "p.yaml"
     path.write_text(FILE)
     given = ["--params-file", str(path), *arguments]
-    found = dropped_values(["--ros-args", *given], "edgellm", "/", taken_by_ros(given), schema().by_name)
+    found = dropped_values(["--ros-args", *given], "edgellm", "/", taken_by_ros(given), schema().by_name.keys())
     assert [value.name for value in found] == names and all(value.by_type for value in found)
 
 
@@ -126,7 +127,7 @@ def test_a_file_behind_a_command_line_wins_by_right_and_between_files_the_type_i
         (["--params-file", str(part), "--params-file", str(whole)], 0),
         (["--params-file", str(whole), "--params-file", str(part)], 1),
     ):
-        found = dropped_values(["--ros-args", *given], "edgellm", "/", taken_by_ros(given), schema().by_name)
+        found = dropped_values(["--ros-args", *given], "edgellm", "/", taken_by_ros(given), schema().by_name.keys())
         assert len(found) == count
     assert f"generation.temperature is 0.5 in {part}, and ROS dropped that for 1, which was" in str(found[0])
 
@@ -138,6 +139,27 @@ def test_a_value_that_a_named_part_of_a_file_wins_over_is_told(tmp_path: Path) -
     )
     for argument, count in (("generation.temperature:=0.7", 1), ("edgellm:generation.temperature:=0.7", 0)):
         given = ["--params-file", str(path), "-p", argument]
-        found = dropped_values(["--ros-args", *given], "edgellm", "/", taken_by_ros(given), schema().by_name)
+        found = dropped_values(["--ros-args", *given], "edgellm", "/", taken_by_ros(given), schema().by_name.keys())
         assert len(found) == count and not any(value.by_type for value in found)
         assert all("0.7 on the command line, and ROS dropped that for 0.5" in str(value) for value in found)
+
+
+def test_a_value_that_was_given_alone_is_never_dropped_however_it_is_read() -> None:
+    for text in (*SCALARS, "#x", "1e-400", "0x1p3", "nan(1)", ".inF", "''", "[]", "- 1"):
+        given = ["-p", f"generation.temperature:={text}"]
+        found = dropped_values(["--ros-args", *given], "edgellm", "/", taken_by_ros(given), schema().by_name.keys())
+        assert not found, str(found[0])
+
+
+@pytest.mark.parametrize(("first", "second"), [("1", "0.5"), ("0.5", "1"), ("[]", "0.5"), ("0.5", "[]"), ("1", "2")])
+def test_of_two_parts_of_a_file_ros_takes_the_nearer_one_and_nothing_is_told(
+    tmp_path: Path, first: str, second: str
+) -> None:
+    path, name = tmp_path / "p.yaml", "generation.temperature"
+    path.write_text(
+        f"/**: {{ros__parameters: {{{name}: {first}}}}}\n/edgellm: {{ros__parameters: {{{name}: {second}}}}}\n"
+    )
+    given = ["--params-file", str(path)]
+    kept = taken_by_ros(given)
+    assert kept[name] == (None if second == "[]" else float(second))
+    assert not dropped_values(["--ros-args", *given], "edgellm", "/", kept, schema().by_name.keys())
