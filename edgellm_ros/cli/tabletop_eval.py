@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine-dir", metavar="DIR", help="engine directory (default: the shipped checkpoint, built first)"
     )
-    parser.add_argument("--precision", metavar="NAME", help="of what is built, as 'edgellm build' has it (default: fp32)")
+    parser.add_argument("--precision", metavar="NAME", help="as of 'edgellm build' (default: fp32)")
     parser.add_argument("--episodes", type=int, default=60, metavar="N", help="motion tasks (default: %(default)s)")
     parser.add_argument(
         "--held-out", type=int, metavar="N", help="motion tasks with combinations never trained on (default: half)"
