@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -74,15 +75,17 @@ def run(arguments: argparse.Namespace) -> int:
     settings = dict(node_parameter(text) for text in arguments.set)
     remappings = dict(remapping(text) for text in arguments.remap)
     from ..ros.replay_record import first_difference, load_record
+    from ..ros.surroundings import find_surroundings
 
     expected = load_record(arguments.expect) if arguments.expect else None
     if arguments.params_file and not arguments.params_file.is_file():
         raise _bad(f"--params-file {arguments.params_file} is no file; want the YAML file of the node.")
     if arguments.node:
         find_profile()
+        find_surroundings(os.environ)  # what is set there is somebody else's
     else:
         set_environment(arguments.domain)
-    check_ros()
+        check_ros()
     found = _play(arguments, settings, remappings)
     if arguments.output:
         found.save(arguments.output)

@@ -206,8 +206,9 @@ def newest_set(frames: Mapping[str, Sequence[Frame]], now: int, *, slop: float, 
             side = "before" if age > 0 else "ahead of"
             return NoFrames(
                 Lack.STALE,
-                f"The newest image from {camera} is stamped {abs(age):.0f} s {side} this node's clock, which is another one; set use_sim_time to true where a simulation or a recording gives "
-                "the time, and to false where none does.",
+                f"The newest image from {camera} is stamped {abs(age):.0f} s {side} this node's clock, which is "
+                "another one; set use_sim_time to true where a simulation or a recording gives the time, and to false "
+                "where none does.",
             )
         if now and age < -FUTURE:
             return NoFrames(

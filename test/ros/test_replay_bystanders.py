@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -119,3 +121,25 @@ def test_the_command_refuses_and_plays_nothing(tmp_path, make_node: MakeNode) ->
     assert result.returncode == 2, result.stdout + result.stderr
     assert "Playing" not in result.stdout
     assert "/simulator publishes /clock too, which would mix with the recording; stop it" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "sentence"),
+    [
+        ("ROS_DOMAIN_ID", "left", "ROS_DOMAIN_ID is 'left'; want a whole number from 0 to 101"),
+        ("RMW_IMPLEMENTATION", "rmw_of_nobody", "RMW_IMPLEMENTATION names (rmw_of_nobody), or unset it"),
+    ],
+)
+def test_an_environment_that_ros_does_not_take_is_a_sentence(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, sentence: str
+) -> None:
+    bag = write_bag(tmp_path / "bag", prompts("one"))
+    monkeypatch.setenv(variable, value)
+    told = subprocess.run(
+        [sys.executable, "-m", "edgellm_ros.cli.main", "replay", str(bag), "--node", "/edgellm"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert told.returncode == 2 and sentence in told.stderr and "Traceback" not in told.stderr
