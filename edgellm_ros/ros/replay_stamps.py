@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from .bag import Bag
 
+LOOKED_AT = 10.0  # s of the recording; a topic that is silent until then is not waited for
 FAR = 1.0  # s between stamp and recording; what the node takes for current is younger
 _STAMPED = {
     "sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage", "sensor_msgs/msg/JointState", "nav_msgs/msg/Odometry",
@@ -25,7 +26,11 @@ def strange_stamps(bag: Bag, topics: Collection[str]) -> str:
     open_topics = {topic for topic in topics if kinds.get(topic) in _STAMPED}
     if not open_topics:
         return ""
+    end = None
     for message in bag.messages(open_topics):
+        end = message.time + round(LOOKED_AT * _NANO) if end is None else end
+        if message.time > end:
+            break
         if message.topic not in open_topics:
             continue
         open_topics.discard(message.topic)

@@ -41,3 +41,10 @@ def test_stamps_of_another_clock_are_told_with_what_to_do(tmp_path, stamp, said)
         assert found.startswith(said) and bool(found) == bool(said)
         assert not said or found.endswith("'ros2 bag record --use-sim-time', and a robot whose clocks agree.")
         assert strange_stamps(bag, ["/prompt", "/joints"]) == ""
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(9.0, True), (11.0, False)])
+def test_a_topic_that_is_silent_for_long_is_not_waited_for(tmp_path, seconds, told):
+    messages = [stamped(0.0, "/joints", JointState, BEGIN), stamped(seconds, "/top", Image, 1_000_000_000)]
+    with Bag(write_bag(tmp_path / "bag", messages)) as bag:
+        assert bool(strange_stamps(bag, bag.topics)) == told
