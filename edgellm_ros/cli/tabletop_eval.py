@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"ROS domain of --node, 0 to {LAST_DOMAIN} (default: one for this process)",
     )
     parser.add_argument(
-        "--threads", type=int, default=0, metavar="N", help="of the engines (default: all physical cores)"
+        "--threads", type=int, default=1, metavar="N", help="of the engines; 0: all physical cores (default: 1)"
     )
     parser.add_argument(
         "--backend", default="auto", metavar="NAME", help=f"{', '.join(BACKENDS)} (default: %(default)s)"

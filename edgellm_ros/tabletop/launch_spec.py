@@ -48,6 +48,7 @@ def tabletop_specs(arguments: Mapping[str, str], environment: Mapping[str, str] 
         "use_sim_time": simulated,
         "autostart": True,
         "engine.directory": values["engine_dir"],
+        "engine.threads": 1,  # of a policy so small, a second one waits for the others more than it computes
         "cameras": list(CAMERA_NAMES),
         "generation.temperature": 0.0,
         "images.on_missing": "wait",

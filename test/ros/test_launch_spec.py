@@ -91,6 +91,7 @@ def test_the_tabletop_is_a_world_and_a_node_whose_trajectories_it_follows() -> N
     assert world.parameters == {"seed": 3, "real_time_factor": 1.0, "simulated_time": True}
     assert node.arguments()[3:5] == ["-r", "action_trajectory:=joint_trajectory"]
     assert 'cameras:=["top", "angled"]' in node.arguments() and "action.rate:=5.0" in node.arguments()
+    assert node.parameters["engine.threads"] == 1
     assert set(node.parameters) - {"use_sim_time"} <= set(schema().by_name)
     _, node = tabletop_specs({"engine_dir": "/e", "simulated_time": "false"}, {})
     assert node.parameters["use_sim_time"] is False
