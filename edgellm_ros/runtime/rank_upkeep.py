@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -110,9 +111,10 @@ class RankUpkeep(RankModel):
         self._closed = True
         if os.getpid() != self._process:
             return
-        opened = self._open
+        began = time.monotonic()
         self._abort()
-        at_rest = self._driving.settle(LONGEST_STEP if opened is None else 0)
+        # Behind the step of the other thread comes a call of its own, which finds out that all is over.
+        at_rest = self._driving.settle(max(0.0, LONGEST_STEP - (time.monotonic() - began)))
         self._abort()  # one that was about to begin
         if not at_rest:
             _LOG.warning("an engine step does not end, so its engine could not be freed.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 
 import pytest
 from runtime_helpers import WAIT, answer, drain, fake_runtime, item, outcome, request
@@ -143,6 +144,32 @@ def test_closing_from_another_thread_waits_for_the_step(tmp_path, monkeypatch):
     assert freed == [0]
     assert working.error is not None or working.response.finish_reasons == [FinishReason.ERROR]
     assert drain(channel)[-1].finish_reason is FinishReason.ERROR
+
+
+def test_closing_waits_for_a_call_that_begins_right_behind_the_step(tmp_path, monkeypatch):
+    closed = fake_runtime(tmp_path / "engine", SLOW)
+    freed, held, abort = [], threading.Event(), closed.rank._abort
+    close = closed.rank.executor.engine.close
+    monkeypatch.setattr(closed.rank.executor.engine, "close", lambda: freed.append(1) or close())
+    channel = StreamChannel()
+    working = Working(closed, request("hi", channels=[channel]))
+    assert channel.wait_pop(WAIT) is not None
+
+    def late():
+        with closed.rank._driving:
+            held.set()
+            time.sleep(0.1)
+
+    def aborting():
+        abort()
+        if not held.is_set():
+            working.end()
+            threading.Thread(target=late).start()
+            assert held.wait(WAIT)
+
+    monkeypatch.setattr(closed.rank, "_abort", aborting)
+    closed.close()
+    assert freed == [1]
 
 
 def test_an_engine_that_does_not_come_back_is_not_freed_and_its_consumer_told(tmp_path, monkeypatch):
