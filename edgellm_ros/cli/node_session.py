@@ -63,7 +63,7 @@ class NodeSession:
 
     def __init__(self, processes: Sequence[NodeProcess], client: Any, executor: Any, names: Sequence[str]) -> None:
         self.processes, self.client, self.executor = tuple(processes), client, executor
-        self._names = tuple(names)
+        self.names = tuple(names)
         self.exit_codes: list[int] = []
 
     @property
@@ -73,7 +73,7 @@ class NodeSession:
 
     def why_ended(self) -> str:
         """Which process ended and how, in one sentence; empty while all run."""
-        for name, process in zip(self._names, self.processes, strict=True):
+        for name, process in zip(self.names, self.processes, strict=True):
             code = process.exit_code
             if code is not None:
                 how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
@@ -117,13 +117,15 @@ def node_session(
 
 
 @contextmanager
-def attached_session(make_client: Callable[[], PromptClient]) -> Iterator[NodeSession]:
+def attached_session(name: str, make_client: Callable[[], PromptClient]) -> Iterator[NodeSession]:
     """The same with a node that somebody else starts, or has started, in the ROS domain of the environment.
+
+    ``name`` is its whole name.
 
     :raises EdgeLLMError: it could not load its engine, or is not active in time.
     """
     with ExitStack() as stack:
-        yield _session(stack, (), (), make_client, time.monotonic())
+        yield _session(stack, (), (name,), make_client, time.monotonic())
 
 
 def _session(
@@ -196,19 +198,30 @@ def _elapsed_line(text: str) -> Iterator[Any]:
 def _wait_until_active(session: NodeSession, start: float) -> None:
     from ..ros.client import spin_until
 
-    client = session.client
-    with _elapsed_line("Starting the node:") as tick:
+    client, name = session.client, session.names[-1]
+    with _elapsed_line("Starting the node:" if session.processes else f"Waiting for {name}:") as tick:
         while not (client.lifecycle == "active" and client.connected):
             spin_until(session.executor, lambda: client.lifecycle == "active" and client.connected, 0.2)
             sentence = client.status.message if client.status else ""
             if client.status is not None and client.status.level == b"\x02":
-                raise EdgeLLMError(f"the node did not become active: {sentence}", RefusalCode.NOT_ACTIVE)
+                raise EdgeLLMError(f"the node {name} did not become active: {sentence}", RefusalCode.NOT_ACTIVE)
             tick(sentence)
             if session.ended:
                 raise EdgeLLMError(f"{session.why_ended()}\n{session.output()}".rstrip(), RefusalCode.NOT_ACTIVE)
             if time.monotonic() - start > START_TIMEOUT:
-                said = f"; it says {sentence!r}" if sentence else ""
+                said = f"; it says {sentence!r}" if sentence else _elsewhere(client)
                 raise EdgeLLMError(
-                    f"the node did not become active within {START_TIMEOUT:g} s{said}.\n{session.output()}".rstrip(),
+                    f"the node {name} did not become active within {START_TIMEOUT:g} s{said}.\n"
+                    f"{session.output()}".rstrip(),
                     RefusalCode.NOT_ACTIVE,
                 )
+
+
+def _elsewhere(client: PromptClient) -> str:
+    """Which other nodes of this package say how they are."""
+    found = [
+        topic.removesuffix("/status")
+        for topic, kinds in client.get_topic_names_and_types()
+        if kinds == ["diagnostic_msgs/msg/DiagnosticStatus"] and client.count_publishers(topic)
+    ]
+    return f"; {', '.join(found)} is there: name it with --node" if found else ""

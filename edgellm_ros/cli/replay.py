@@ -131,7 +131,7 @@ def _session(
 
     if arguments.node:
         namespace, name = node_name(arguments.node)
-        return attached_session(lambda: client(server=name, namespace=namespace or None))
+        return attached_session(arguments.node, lambda: client(server=name, namespace=namespace or None))
     given = {"use_sim_time": "true"}
     if arguments.engine_dir:
         given["engine_dir"] = str(arguments.engine_dir)

@@ -19,6 +19,7 @@ from rclpy.qos import (
 
 from ..errors import EdgeLLMError, RefusalCode
 from ..json_values import shown
+from .graph import looking_node
 
 _POLL = 0.05  # s
 _LISTEN = 1.0  # s
@@ -131,25 +132,9 @@ def live_topics(seconds: float, overrides: Mapping[str, Any]) -> Iterator[LiveTo
 
     :raises EdgeLLMError: ROS does not let it in.
     """
-    import rclpy
-    from rclpy.context import Context
     from rclpy.executors import SingleThreadedExecutor
-    from rclpy.node import Node
-    from rclpy.signals import SignalHandlerOptions
 
-    context = Context()
-    try:
-        try:
-            rclpy.init(args=[], context=context, signal_handler_options=SignalHandlerOptions.NO)
-            node = Node("edgellm_check", context=context, enable_rosout=False, start_parameter_services=False)
-        except Exception as error:  # of the middleware, in whatever kinds it has
-            raise EdgeLLMError(
-                f"No node can be made in this ROS domain ({error}); look at the network and at RMW_IMPLEMENTATION.",
-                RefusalCode.NOT_ACTIVE,
-            ) from None
-        executor = SingleThreadedExecutor(context=context)
+    with looking_node("edgellm_check") as node:
+        executor = SingleThreadedExecutor(context=node.context)
         executor.add_node(node)
         yield LiveTopics(node, executor, seconds, overrides)
-        node.destroy_node()
-    finally:
-        rclpy.try_shutdown(context=context)

@@ -20,6 +20,7 @@ from ..errors import EdgeLLMError, RefusalCode
 from .action_messages import time_message
 from .bag import Bag
 from .client import PromptClient, pairs
+from .graph import Graph, find_graph
 from .publishers import reliable
 from .replay_bystanders import bystanders
 from .replay_record import ReplayRecord, answer_entry, chunk_entry
@@ -28,7 +29,6 @@ CLOCK_PERIOD = 0.01  # s of the node's time
 DISCOVERY_TIMEOUT = 30.0  # s until the node has found the publishers
 CANCEL_TIMEOUT = 10.0  # s for what still runs at the end
 _NANO = 1_000_000_000
-_LOOK = 4.0  # s until others in the domain are known; Fast DDS repeats every 3 s what was lost at first
 _PRELUDE = 0.3  # s for a first word of the clock, and for last messages
 _QUEUE = QoSProfile(depth=1000)
 _OWN = {"/clock", "/parameter_events", "/rosout"}
@@ -88,8 +88,7 @@ class ReplayClient(PromptClient):
 
     def __init__(self, *, server: str = "edgellm", **options: Any) -> None:
         super().__init__("edgellm_replay", server=server, **options)
-        self._server = server
-        self._made = time.monotonic()
+        self._server = f"{self.get_namespace().rstrip('/')}/{server}"
         self._clock = self.create_publisher(Clock, "/clock", 10)
         self._topics: dict[str, Any] = {}
         self.chunks: list[dict[str, str]] = []
@@ -116,8 +115,9 @@ class ReplayClient(PromptClient):
         unknown = set(remappings) - set(bag.topics)
         if unknown:
             raise _bad(f"{bag.path} has no topic {min(unknown)}; it has {', '.join(bag.topics)}.")
-        wanted: dict[str, str] = {}
-        spin(lambda: bool(wanted.update(self._heard()) or wanted), DISCOVERY_TIMEOUT)
+        graph = find_graph(self._server, lambda seconds: spin(lambda: False, seconds))
+        wanted = self._wanted(graph)
+        targets: dict[str, tuple[str, str]] = {}
         for topic, kind in bag.topics.items():
             target = self.resolve_topic_name(remappings.get(topic, topic))
             if target in _OWN or target not in wanted:
@@ -125,29 +125,38 @@ class ReplayClient(PromptClient):
                 continue
             if wanted[target] != kind:
                 raise _bad(f"{topic} is {kind} in {bag.path}; the node takes {wanted[target]} on {target}.")
-            self._topics[topic] = self.create_publisher(_message_class(kind), target, _QUEUE)
-        if not self._topics:
+            targets[topic] = (target, kind)
+        if not targets:
             has, takes = ", ".join(bag.topics) or "no topics", ", ".join(sorted(set(wanted) - _OWN))
             raise _bad(f"{bag.path} has {has}; the node listens to {takes} and to none of them: use --remap.")
+        played = [self._clock.topic_name, *(target for target, _ in targets.values())]
+        if reason := bystanders(graph, self._server, self.get_fully_qualified_name(), played):
+            raise EdgeLLMError(reason, RefusalCode.NOT_ACTIVE)
+        for topic, (target, kind) in targets.items():
+            self._topics[topic] = self.create_publisher(_message_class(kind), target, _QUEUE)
         publishers = (*self._topics.values(), self._clock)
         if not spin(lambda: all(p.get_subscription_count() for p in publishers), DISCOVERY_TIMEOUT):
-            deaf = not self._clock.get_subscription_count()
             raise EdgeLLMError(
-                "The node does not listen to /clock; start it with use_sim_time set to true."
-                if deaf
-                else "The node did not find the publishers of the recording; start both again.",
+                "The node did not find the publishers of the recording; start both again.", RefusalCode.NOT_ACTIVE
+            )
+
+    def _wanted(self, graph: Graph) -> dict[str, str]:
+        """What the node listens to: the type of each topic.
+
+        :raises EdgeLLMError: it is not there, or has a clock of its own.
+        """
+        if not graph.has(self._server):
+            raise EdgeLLMError(
+                f"The ROS domain does not show what {self._server} listens to; start both again.",
                 RefusalCode.NOT_ACTIVE,
             )
-        spin(lambda: time.monotonic() > self._made + _LOOK, _LOOK)
-        if reason := bystanders(self, self._server, [publisher.topic_name for publisher in publishers]):
-            raise EdgeLLMError(reason, RefusalCode.NOT_ACTIVE)
-
-    def _heard(self) -> dict[str, str]:
-        try:
-            found = self.get_subscriber_names_and_types_by_node(self._server, self.get_namespace())
-        except RuntimeError:  # not discovered yet
-            return {}
-        return {name: kinds[0] for name, kinds in found if len(kinds) == 1}
+        wanted = {endpoint.topic: endpoint.message_type for endpoint in graph.subscriptions_of(self._server)}
+        if self._clock.topic_name not in wanted:
+            raise EdgeLLMError(
+                f"The node does not listen to {self._clock.topic_name}; start it with use_sim_time set to true.",
+                RefusalCode.NOT_ACTIVE,
+            )
+        return wanted
 
     def play(self, bag: Bag, executor: Any, *, rate: float, settle: float, prompt: Prompt | None = None) -> None:
         """Publish the messages at ``rate`` times their pace, then wait for what is on its way.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+
+from .graph import Endpoint, Graph
 
 _MOVING = {"trajectory_msgs/msg/JointTrajectory", "std_msgs/msg/Float64MultiArray", "nav_msgs/msg/Path"}
 _SEEN = {
@@ -13,23 +14,24 @@ _SEEN = {
 _WATCHERS = ("_ros2cli", "rviz", "rqt", "rosbag2", "foxglove", "plotjuggler")  # how names begin of what only looks
 
 
-def bystanders(node: Any, server: str, topics: Iterable[str]) -> str:
-    """Why ``node`` may play nothing to the node ``server`` of its namespace; empty where nothing speaks against it.
+def bystanders(graph: Graph, server: str, player: str, topics: Iterable[str]) -> str:
+    """Why ``player`` may play nothing to ``server``, both whole names; empty where nothing speaks against it.
 
     ``topics`` are those that it would publish.
     """
-    own = {(name, node.get_namespace()) for name in (node.get_name(), server)}
-    for topic, kinds in node.get_publisher_names_and_types_by_node(server, node.get_namespace()):
-        listeners = _others(node.get_subscriptions_info_by_topic(topic), own) if _MOVING & {*kinds} else []
-        moved = [name for name in listeners if not name.lstrip("/").split("/")[-1].startswith(_WATCHERS)]
+    for topic in sorted(
+        {endpoint.topic for endpoint in graph.publishers_of(server) if endpoint.message_type in _MOVING}
+    ):
+        listeners = _others((one for one in graph.subscriptions if one.topic == topic), server, player)
+        moved = [name for name in listeners if not name.split("/")[-1].startswith(_WATCHERS)]
         if moved:
             return (
                 f"{', '.join(moved)} listens to {topic} and would move on what the node makes of the recording; stop "
                 "it, or replay in a ROS_DOMAIN_ID of its own."
             )
     for topic in topics:
-        infos = [info for info in node.get_publishers_info_by_topic(topic) if info.topic_type in _SEEN]
-        if sources := _others(infos, own):
+        beside = (one for one in graph.publishers if one.topic == topic and one.message_type in _SEEN)
+        if sources := _others(beside, server, player):
             return (
                 f"{', '.join(sources)} publishes {topic} too, which would mix with the recording; stop it, or replay "
                 "in a ROS_DOMAIN_ID of its own."
@@ -37,7 +39,9 @@ def bystanders(node: Any, server: str, topics: Iterable[str]) -> str:
     return ""
 
 
-def _others(infos: Iterable[Any], own: set[tuple[str, str]]) -> list[str]:
-    """Whole names of nodes that are not our own."""
-    found = {(info.node_name, info.node_namespace) for info in infos} - own
-    return sorted(f"{namespace.rstrip('/')}/{name}" for name, namespace in found)
+def _others(endpoints: Iterable[Endpoint], server: str, player: str) -> list[str]:
+    """Nodes that are neither; ``player`` has one endpoint of a topic, and a second is that of another player."""
+    names = [endpoint.node for endpoint in endpoints if endpoint.node != server]
+    if player in names:
+        names.remove(player)
+    return sorted(set(names))

@@ -107,7 +107,7 @@ def test_a_node_that_cannot_load_its_engine_is_one_sentence(demo, tmp_path):
     result = demo("--engine-dir", str(tmp_path / "nowhere"), "--task", "touch the pink disc")
     last = result.stderr.splitlines()[-1]
     assert result.returncode == 2
-    assert last.startswith("edgellm demo: the node did not become active: ") and "nowhere holds nothing" in last
+    assert last.startswith("edgellm demo: the node edgellm did not become active: ") and "nowhere holds nothing" in last
     assert result.stderr.count("holds nothing") == 1 and "[ERROR]" not in result.stderr
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +74,23 @@ def test_a_node_that_was_started_otherwise_is_told_what_it_lacks(
     with NodeProcess(replace(node, parameters={**node.parameters, **parameters})), NodeProcess(command) as player:
         assert player.wait(DEADLINE) == 2
         assert sentence in player.output()
+
+
+@pytest.mark.timeout(200)
+def test_a_name_that_no_node_has_is_said_with_the_one_that_is_there(tmp_path: Path) -> None:
+    bag = write_bag(tmp_path / "bag", prompts("one"))
+    node, _ = replay_specs({"bag": str(bag), "backend": "fake", "namespace": "left"})
+    code = (
+        "import sys; from edgellm_ros.cli import main, node_session; node_session.START_TIMEOUT = 6.0; "
+        f"sys.exit(main.main(['replay', '--node', '/edgellm', {str(bag)!r}]))"
+    )
+    with NodeProcess(node):
+        told = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, check=False
+        )
+    assert told.returncode == 2 and "Waiting for /edgellm: 1 s" in told.stderr
+    last = told.stderr.splitlines()[-1]
+    assert last.startswith("edgellm replay: the node /edgellm did not become active within 6 s; /left/edgellm is there")
 
 
 def test_every_argument_of_the_node_is_passed_on_and_time_comes_from_the_recording() -> None:
