@@ -1,8 +1,8 @@
 """What three cameras cost a process that generates text: time of the receiving thread, and the token rate.
 
 Short windows in turns: cameras off, sending frames of 8 by 8 pixels (what any message costs), and sending real ones;
-under an executor that takes every frame as it comes (as for ``action.pairing`` every), and with frames left in the middleware
-until a prompt or a chunk wants them. Every window generates ``TOKENS`` tokens, behind a look at the cameras.
+under an executor that takes every frame as it comes (as for ``action.pairing`` every), and with frames left in the
+middleware until a prompt or a chunk wants them. Every window generates ``TOKENS`` tokens, behind a look at the cameras.
 """
 
 from __future__ import annotations
