@@ -1,8 +1,8 @@
 """What three cameras cost a process that generates text: time of the receiving thread, and the token rate.
 
 Short windows in turns: cameras off, sending frames of 8 by 8 pixels (what any message costs), and sending real ones;
-under an executor that takes every frame as it comes, and with frames left in the middleware until a prompt wants them.
-Every window generates ``TOKENS`` tokens, behind a look at the cameras as a prompt would take one.
+under an executor that takes every frame as it comes (as for ``action.pairing`` every), and with frames left in the
+middleware until a prompt or a chunk wants them. Every window generates ``TOKENS`` tokens, behind a look at the cameras.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ class Receiver:
 
         rclpy.init()
         self.node = rclpy.create_node("sees")
-        self.settings = Settings.from_values({"cameras": [f"camera{index}" for index in range(CAMERAS)]})
-        boxes = None if kind == "taken" else (lambda *_: None)
-        self.inputs = CameraInputs(self.node, self.settings, QosWatch(print), lambda *_: None, boxes)  # type: ignore[arg-type]
+        source = "receive" if kind == "taken" else "header"
+        cameras = [f"camera{index}" for index in range(CAMERAS)]
+        self.settings = Settings.from_values({"cameras": cameras, "images.stamp_source": source})
+        self.inputs = CameraInputs(self.node, self.settings, QosWatch(print), lambda *_: None, None)
         self.thread_seconds = 0.0
         executor = SingleThreadedExecutor()
         executor.add_node(self.node)

@@ -1,8 +1,9 @@
 """The cameras of the node: subscriptions that only keep references, and the images that a prompt is answered with.
 
 Messages arrive serialised and stay so: a callback reads the stamp out of the first bytes and no more. The frames that
-a prompt uses are deserialised and decoded once, by the thread that answers it. Where prompts alone use them, and stamps
-are the cameras' own, that thread takes them from the middleware too, and the executor leaves them there.
+a prompt or a chunk uses are deserialised and decoded once, by the thread that computes it. Where the newest are all
+that counts, and stamps are the cameras' own, that thread takes them from the middleware too, and the executor leaves
+them there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..errors import RefusalCode, RequestError
 from .cameras import Camera, cameras_of, decode_frame, stamp_of
 from .memory import keep_message_memory
 from .parameters import ImageSettings, Settings
-from .synchronizer import Frame, FrameEvent, FrameSet, NoFrames, Synchronizer
+from .synchronizer import FRAMES_KEPT, Frame, FrameEvent, FrameSet, NoFrames, Synchronizer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 
 DEPTH = 2  # of a subscription; the newest frame is what counts
 FRAMES_IN_ORDER = 256  # of each camera that wait where every one is used
-WAITING = 4  # frames of each of several cameras that wait for a prompt: partners are looked for among them
-GLANCE = 1.0  # s between looks at cameras whose frames wait for a prompt
+GLANCE = 1.0  # s between looks at cameras whose frames wait to be used
 _POLL = 0.1  # s between looks at a request that waits for images
 _QUICK_POLL = 0.01  # s, where nobody tells that one came
 _SENTENCES = {
@@ -131,7 +131,7 @@ class CameraInputs:
         self._taking = threading.Lock()
         self._glance: Any = None
         group = None
-        if boxes is not None and self._stamps and not in_order:
+        if self._stamps and not in_order:
             from .on_demand import OnDemandGroup
 
             group = OnDemandGroup()
@@ -141,7 +141,7 @@ class CameraInputs:
                 group.look()
 
             self._glance = node.create_timer(GLANCE, glance)
-        self._depth = in_order or (WAITING if group is not None and len(self.cameras) > 1 else DEPTH)
+        self._depth = in_order or (FRAMES_KEPT if group is not None and len(self.cameras) > 1 else DEPTH)
         profile = _with_depth(qos_profile_sensor_data, self._depth)
         self._subscriptions = [
             node.create_subscription(

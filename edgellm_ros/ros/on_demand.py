@@ -1,9 +1,9 @@
 """Subscriptions whose messages wait in the middleware until somebody wants them.
 
 An executor takes every message as it comes, and each take copies it twice; of a camera at 30 Hz a prompt uses one frame
-in a hundred. The middleware keeps the newest by itself, so they are taken when a prompt is answered, and now and then
-in between for diagnostics. Events of a subscription (a policy that does not fit) are looked for at those moments: while
-messages wait, an executor that waits for events is woken all the time.
+in a hundred, and a policy those of its own rate. The middleware keeps the newest by itself, so they are taken when they
+are used, and now and then in between for diagnostics. Events of a subscription (a policy that does not fit) are looked
+for at those moments: while messages wait, an executor that waits for events is woken all the time.
 """
 
 from __future__ import annotations

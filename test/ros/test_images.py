@@ -219,10 +219,11 @@ def test_callbacks_keep_references_and_decode_nothing(bench, monkeypatch):
     assert found.frames[0].payload is serialised
 
 
-def test_frames_wait_in_the_middleware_until_a_prompt_wants_them(bench, monkeypatch):
+@pytest.mark.parametrize("options", [{}, {"boxes": None}], ids=["prompts", "chunks"])
+def test_frames_wait_in_the_middleware_until_somebody_wants_them(bench, monkeypatch, options):
     monkeypatch.setattr("edgellm_ros.ros.images.GLANCE", 3600.0)
     one = bench()
-    cameras = one.open()
+    cameras = one.open(**options)
     publisher = one.robot.create_publisher(Image, "image", 10)
     one.wait(lambda: publisher.get_subscription_count() and one.node.count_publishers("image"), DISCOVERY)
     values = iter(range(1, 256))
@@ -239,9 +240,13 @@ def test_frames_wait_in_the_middleware_until_a_prompt_wants_them(bench, monkeypa
     assert cameras.frames.events("image")["taken"] <= before + 2  # of a depth of two
 
 
-@pytest.mark.parametrize("options", [{"boxes": None}, {"series": True}], ids=["no prompts", "a series"])
-def test_where_every_frame_counts_the_executor_takes_it(bench, options):
-    one = bench()
+@pytest.mark.parametrize(
+    ("parameters", "options"),
+    [({"images.stamp_source": "receive"}, {}), ({"action.pairing": "every"}, {"boxes": None}), ({}, {"series": True})],
+    ids=["arrival is the stamp", "every one", "a series"],
+)
+def test_where_every_frame_counts_the_executor_takes_it(bench, parameters, options):
+    one = bench(parameters)
     cameras = one.open(**options)
     assert cameras._glance is None
     publisher = one.robot.create_publisher(Image, "image", 10)

@@ -70,8 +70,13 @@ def show(bench, robot, stamp=None):
     """Publish one observation and wait until the node has it."""
     stamp = robot.observe(pictures(), state(), stamp)
     policy = bench.node.state.policy
-    frames = policy.cameras.frames
-    bench.wait(lambda: frames.next_after(stamp - 1, slop=0.0) is not None, "the images arrive")
+    cameras = policy.cameras
+
+    def came():
+        cameras._look()  # frames wait to be used
+        return cameras.frames.next_after(stamp - 1, slop=0.0) is not None
+
+    bench.wait(came, "the images arrive")
     bench.wait(lambda: policy.joints.at(stamp, 0.0) is not None, "the joints arrive")
     return stamp
 
