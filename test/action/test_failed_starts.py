@@ -7,11 +7,10 @@ import pytest
 pytest.importorskip("onnxruntime")
 
 from failing_backend import FailingBackend, fail_everywhere
-from policy_checkpoints import REFERENCE
+from policy_checkpoints import build_references
 
 from edgellm_ros.action import policy_runtime
 from edgellm_ros.action.policy_runtime import PolicyRuntime
-from edgellm_ros.builder.build import build_engine
 from edgellm_ros.errors import BackendError, EngineDirectoryError
 
 FAMILIES = ("smolvla", "groot", "alpamayo")  # one for each kind of engines
@@ -19,14 +18,7 @@ FAMILIES = ("smolvla", "groot", "alpamayo")  # one for each kind of engines
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory):
-    root = tmp_path_factory.mktemp("policies")
-    (root / "robot.yaml").write_text("embodiment: libero_sim\n")
-    return {
-        family: build_engine(
-            REFERENCE / family, root / family, policy_settings=root / "robot.yaml" if family == "groot" else None
-        )
-        for family in FAMILIES
-    }
+    return build_references(tmp_path_factory.mktemp("policies"), FAMILIES)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
