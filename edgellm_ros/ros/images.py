@@ -110,6 +110,7 @@ class CameraInputs:
 
         :raises EdgeLLMError: see ``cameras_of``.
         """
+        from rclpy.clock import Clock, ClockType
         from rclpy.qos import qos_profile_sensor_data
         from sensor_msgs.msg import CompressedImage, Image
 
@@ -140,9 +141,10 @@ class CameraInputs:
                 self._look()
                 group.look()
 
-            self._glance = node.create_timer(GLANCE, glance)
-        self._depth = in_order or (FRAMES_KEPT if group is not None and len(self.cameras) > 1 else DEPTH)
-        profile = _with_depth(qos_profile_sensor_data, self._depth)
+            steady = Clock(clock_type=ClockType.STEADY_TIME)  # a simulation may stand still or not have begun
+            self._glance = node.create_timer(GLANCE, glance, clock=steady)
+        depth = in_order or (FRAMES_KEPT if group is not None and len(self.cameras) > 1 else DEPTH)
+        profile = _with_depth(qos_profile_sensor_data, depth)
         self._subscriptions = [
             node.create_subscription(
                 CompressedImage if camera.compressed else Image,
@@ -176,7 +178,7 @@ class CameraInputs:
 
         with self._taking:
             for subscription in self._subscriptions:
-                for serialised in take_waiting(subscription, self._depth):
+                for serialised in take_waiting(subscription):
                     subscription.callback(serialised)
 
     def _receiver(self, camera: Camera) -> Callable[[bytes], None]:
