@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.base import Backend, SamplingRow, Tensor
+from ..backends.base import Backend, SamplingRow
 from ..backends.registry import open_backend
 from ..engine_format import open_engine_directory
 from ..errors import ObservationError, PolicyError, RefusalCode, RequestError
@@ -19,6 +20,7 @@ from ..runtime.tokenizer import Tokenizer
 from ..vision.pruner import VisualPrunerConfig
 from .chunk import NANOSECONDS, ActionChunk, check_finite
 from .context_engines import ContextEngines
+from .denoiser import Denoiser
 from .fingerprints import check_fingerprints
 from .noise import DEFAULT_NOISE_SEED, NoiseStream, check_noise_seed, noise_digest, standard_normal
 from .observation import Observation, check_images, check_state, normalised_state
@@ -27,10 +29,7 @@ from .policy_manifest import ACTION_DIRECTORY, Handoff, PolicyManifest, read_pol
 from .prompt import prompt_text
 from .reasoning_engines import OnText, Reasoning, ReasoningEngines
 from .recordings import Recordings
-from .solver import FlowSchedule, RealTimeChunking
-from .time_embedding import sinusoids
-
-_KEPT_SCHEDULES = 8
+from .solver import RealTimeChunking
 
 
 class PolicyRuntime:
@@ -47,26 +46,30 @@ class PolicyRuntime:
             raise PolicyError(f"{self.path} holds no policy; want an engine directory built from one.")
         self.manifest: PolicyManifest = read_policy_manifest(self.path / ACTION_DIRECTORY)
         check_fingerprints(directory, self.manifest)
-        self._owns_backend = isinstance(backend, str)
-        self._backend = (
-            open_backend(backend, threads=threads, directory=directory) if isinstance(backend, str) else backend
-        )
-        self.tokenizer = Tokenizer.from_directory(self.path)
-        self._engines: PolicyEngines | ContextEngines | ReasoningEngines
-        driving = self.manifest.driving
-        self.reasoning_sampling = SamplingRow()
-        self.reasoning_tokens: int | None = None  # that are said at most; None: the policy's own number
-        if driving is not None:
-            self._engines = ReasoningEngines(directory, self.manifest, self._backend, self.tokenizer)
-            self.reasoning_sampling = SamplingRow(driving.temperature, top_p=driving.top_p)
-        elif self.manifest.handoff is Handoff.CONTEXT:
-            self._engines = ContextEngines(self.path, self.manifest, self._backend, self.tokenizer)
-        else:
-            self._engines = PolicyEngines(self.path, self.manifest, self._backend)
-        self._schedules: dict[int, tuple[FlowSchedule, list[Tensor]]] = {}
-        self._stopwatch = self._backend.stopwatch()
-        self._prompts: dict[str, list[int]] = {}
-        self.noise_seed = DEFAULT_NOISE_SEED
+        with ExitStack() as undo:
+            if isinstance(backend, str):
+                opened = open_backend(backend, threads=threads, directory=directory)
+                self._backend = undo.enter_context(closing(opened))
+            else:
+                self._backend = backend
+            self.tokenizer = Tokenizer.from_directory(self.path)
+            self._engines: PolicyEngines | ContextEngines | ReasoningEngines
+            driving = self.manifest.driving
+            self.reasoning_sampling = SamplingRow()
+            self.reasoning_tokens: int | None = None  # that are said at most; None: the policy's own number
+            if driving is not None:
+                self._engines = ReasoningEngines(directory, self.manifest, self._backend, self.tokenizer)
+                self.reasoning_sampling = SamplingRow(driving.temperature, top_p=driving.top_p)
+            elif self.manifest.handoff is Handoff.CONTEXT:
+                self._engines = ContextEngines(self.path, self.manifest, self._backend, self.tokenizer)
+            else:
+                self._engines = PolicyEngines(self.path, self.manifest, self._backend)
+            undo.callback(self._engines.close)
+            self._stopwatch = undo.enter_context(closing(self._backend.stopwatch()))
+            self._denoiser = Denoiser(self._engines, self.manifest, self._backend, self._stopwatch)
+            self._prompts: dict[str, list[int]] = {}
+            self.noise_seed = DEFAULT_NOISE_SEED
+            self._closing = undo.pop_all()
 
     @property
     def backend(self) -> Backend:
@@ -165,7 +168,7 @@ class PolicyRuntime:
         ids = self.encode_task(task, normalised)
         seed = self.noise_seed if noise_seed is None else check_noise_seed(noise_seed)
         x0 = self._starting_noise(seed, noise, stream)
-        schedule, times = self._schedule(denoise_steps)
+        schedule = self._denoiser.schedule(denoise_steps)
         processed: Any = self._engines.fit([image for _, image in pictures])
         clock.lap("images")
         self._engines.encode_images(processed)
@@ -182,7 +185,7 @@ class PolicyRuntime:
             pruning = self._engines.run_prefix(ids, manifest.state.pad(normalised), pruner)
         clock.lap("prefix")
         target = None if committed is None else self._committed(committed, state)
-        result = self._denoise(x0, schedule, times, chunking, target, cancelled)
+        result = self._denoiser.denoise(x0, schedule, chunking, target, cancelled)
         if result is None:
             return None
         rows = self._robot_units(result, state)
@@ -216,70 +219,6 @@ class PolicyRuntime:
             raise ObservationError(f"the noise has shape {given.shape}; want finite float32 of shape {shape}.")
         return given
 
-    def _schedule(self, steps: int) -> tuple[FlowSchedule, list[Tensor]]:
-        manifest = self.manifest
-        count = steps or manifest.denoise_steps
-        if not 1 <= count <= manifest.max_denoise_steps:
-            raise RequestError(
-                f"denoise_steps is {steps}; want 1 to {manifest.max_denoise_steps}, or 0 for the policy's own "
-                f"{manifest.denoise_steps}.",
-                RefusalCode.BAD_PARAMETER,
-            )
-        if count not in self._schedules:
-            schedule = FlowSchedule(manifest.direction, count, manifest.time_buckets)
-            moments = schedule.network_times() if manifest.time_buckets else schedule.times()
-            table = sinusoids(moments, manifest.time_waves)
-            tensors = [self._engines.time_tensor(row) for row in table]
-            if len(self._schedules) >= _KEPT_SCHEDULES:
-                self._schedules.pop(next(iter(self._schedules)))
-            self._schedules[count] = schedule, tensors
-        return self._schedules[count]
-
-    def _denoise(
-        self,
-        noise: np.ndarray,
-        schedule: FlowSchedule,
-        times: list[Tensor],
-        chunking: RealTimeChunking | None,
-        committed: np.ndarray | None,
-        cancelled: Callable[[], bool],
-    ) -> np.ndarray | None:
-        """float32 [H,A]: the network's own numbers, or None when cancelled."""
-        engines, backend = self._engines, self._backend
-        recordings = engines.recordings
-        engines.start_actions(noise)
-        pull = (chunking, committed) if chunking is not None and committed is not None and len(committed) else None
-        loop = engines.key("denoise", len(times))
-        if cancelled():
-            return None
-        replayed = pull is None and recordings.replay(loop)
-        for moment, tensor in () if replayed else zip(schedule.times(), times, strict=True):
-            if cancelled():
-                return None
-            backend.copy(tensor, engines.time)
-            if pull is None:
-                engines.run_step()
-            else:  # it is worked out on the host, so steps are recorded one by one
-                recordings.run(engines.key("step"), engines.run_step)
-                self._guide(float(moment), schedule, *pull)
-            backend.euler_step(engines.state, engines.velocity, schedule.step)
-        self._stopwatch.lap("denoise")
-        if pull is None and not replayed:
-            recordings.ran(loop, lambda: self._whole_loop(times, schedule.step))
-        return np.array(engines.state.numpy()[0, : self.manifest.horizon, : self.manifest.action.width])
-
-    def _whole_loop(self, times: list[Tensor], step: float) -> None:
-        """All steps, for a recording, which keeps ``times`` for as long as it lives."""
-        for tensor in times:
-            self._backend.copy(tensor, self._engines.time)
-            self._engines.run_step()
-            self._backend.euler_step(self._engines.state, self._engines.velocity, step)
-
-    def _guide(self, moment: float, schedule: FlowSchedule, chunking: RealTimeChunking, committed: np.ndarray) -> None:
-        velocity, state = self._engines.velocity.numpy()[0], self._engines.state.numpy()[0]
-        pulled = chunking.guide(velocity, state, moment, committed, schedule.direction)
-        self._engines.velocity.write(pulled[None].astype(np.float32))
-
     def _committed(self, rows: np.ndarray, state: np.ndarray) -> np.ndarray:
         """Robot units as the network's numbers, float32 [n,padded]."""
         action = self.manifest.action
@@ -302,10 +241,7 @@ class PolicyRuntime:
 
     def close(self) -> None:
         """Let go of the engines; a second call does nothing."""
-        self._stopwatch.close()
-        self._engines.close()
-        if self._owns_backend:
-            self._backend.close()
+        self._closing.close()
 
     def __enter__(self) -> PolicyRuntime:
         return self

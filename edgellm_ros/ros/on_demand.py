@@ -15,6 +15,8 @@ from rclpy.subscription import Subscription
 
 from .glances import GlancingGroup
 
+MOST_AT_ONCE = 1000  # messages; a publisher that is faster than the taking must not hold it for ever
+
 
 class OnDemandGroup(GlancingGroup):
     """A callback group whose subscriptions an executor leaves alone, and whose events it handles behind ``look``."""
@@ -24,9 +26,9 @@ class OnDemandGroup(GlancingGroup):
         return not isinstance(entity, Subscription) and super().can_execute(entity)
 
 
-def take_waiting(subscription: Any, most: int) -> Iterator[Any]:
-    """Up to ``most`` messages that wait, oldest first. One thread at a time."""
-    for _ in range(most):
+def take_waiting(subscription: Any) -> Iterator[Any]:
+    """Every message that waits, oldest first, however many ``qos_overrides`` let wait. One thread at a time."""
+    for _ in range(max(MOST_AT_ONCE, subscription.qos_profile.depth)):
         with subscription.handle:
             taken = subscription.handle.take_message(subscription.msg_type, subscription.raw)
         if taken is None:

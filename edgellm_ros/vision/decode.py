@@ -92,7 +92,8 @@ def _grey(pixels: np.ndarray, cv2: Any) -> np.ndarray:
 
 
 def _metres(pixels: np.ndarray, cv2: Any) -> np.ndarray:
-    return depth_to_rgb(pixels[..., 0].astype(np.float64) * MILLIMETRES)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return depth_to_rgb(pixels[..., 0].astype(np.float64) * MILLIMETRES)
 
 
 def _colours(code: str) -> Callable[[np.ndarray, Any], np.ndarray]:

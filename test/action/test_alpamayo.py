@@ -13,7 +13,7 @@ import pytest
 from policy_checkpoints import reference, scaled_error
 from safetensors.numpy import load_file, save_file
 
-from edgellm_ros.action import policy_runtime, reasoning_engines
+from edgellm_ros.action import denoiser, policy_runtime, reasoning_engines
 from edgellm_ros.action.kinematics import initial_speed, integrate_unicycle
 from edgellm_ros.action.observation import Observation
 from edgellm_ros.action.policy_manifest import ActionMeaning, PolicyManifest, read_policy_manifest
@@ -189,7 +189,7 @@ def _without_the_marker(self, length, delta):
             "_place",
             lambda self, engine, positions, ends: _PLACE(self, engine, positions, ends - len(ends) + 1 + np.arange(6)),
         ),
-        (policy_runtime, "sinusoids", lambda times, waves: np.zeros((len(times), 2 * waves[0].count), np.float32)),
+        (denoiser, "sinusoids", lambda times, waves: np.zeros((len(times), 2 * waves[0].count), np.float32)),
     ],
 )
 def test_a_broken_position_marker_mask_or_time_changes_the_waypoints(engine, monkeypatch, owner, name, change):

@@ -10,7 +10,7 @@ import pytest
 from policy_checkpoints import observation, reference, scaled_error
 from safetensors.numpy import load_file, save_file
 
-from edgellm_ros.action import context_engines, policy_runtime
+from edgellm_ros.action import context_engines, denoiser
 from edgellm_ros.action.normalization import EpsilonRule
 from edgellm_ros.action.observation import Observation
 from edgellm_ros.action.policy_manifest import Handoff, ImageFit
@@ -110,7 +110,7 @@ def test_cameras_of_other_sizes_and_longer_tasks_find_room(engine):
         assert np.array_equal(first.rows, chunk.rows)  # what was longer in between left nothing behind
 
 
-_ROTATE, _WAVES = context_engines.ContextEngines._rotate, policy_runtime.sinusoids
+_ROTATE, _WAVES = context_engines.ContextEngines._rotate, denoiser.sinusoids
 
 
 def _columns_as_rows(self, positions):
@@ -143,8 +143,8 @@ ENGINES = context_engines.ContextEngines
         (ENGINES, "_rotate", _one_axis),
         (ENGINES, "_ends", _all_seen),
         (context_engines, "cropped", lambda image, edge, share: context_engines._shortest(image, edge)),
-        (policy_runtime, "sinusoids", _sines_of_the_transformer_first),
-        (policy_runtime, "sinusoids", _one_step_late),
+        (denoiser, "sinusoids", _sines_of_the_transformer_first),
+        (denoiser, "sinusoids", _one_step_late),
     ],
 )
 def test_a_broken_position_mask_crop_or_time_changes_the_chunk(engine, monkeypatch, owner, name, change):

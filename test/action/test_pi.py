@@ -10,7 +10,7 @@ import pytest
 from policy_checkpoints import observation, reference, scaled_error
 from safetensors.numpy import load_file, save_file
 
-from edgellm_ros.action import policy_engines, policy_runtime, prompt
+from edgellm_ros.action import denoiser, policy_engines, prompt
 from edgellm_ros.action.policy_manifest import StateInput, SuffixMask
 from edgellm_ros.action.policy_runtime import PolicyRuntime
 from edgellm_ros.builder.build import build_engine
@@ -126,7 +126,7 @@ _BINS = prompt.state_bins
         ("pi05", prompt, "state_bins", _bins_one_up),
         (
             "pi05",
-            policy_runtime,
+            denoiser,
             "sinusoids",
             lambda times, waves: np.zeros((len(times), 2 * waves[0].count), np.float32),
         ),

@@ -12,7 +12,7 @@ import pytest
 from policy_checkpoints import observation, random_smolvla, reference, scaled_error
 from safetensors.numpy import load_file, save_file
 
-from edgellm_ros.action import policy_engines, policy_runtime
+from edgellm_ros.action import denoiser, policy_engines
 from edgellm_ros.action.noise import noise_digest, standard_normal
 from edgellm_ros.action.observation import Observation
 from edgellm_ros.action.policy_manifest import ActionMeaning
@@ -62,7 +62,7 @@ def test_eight_bits_stay_near(tmp_path):
             assert scaled_error(compute(opened, case).normalised, ARRAYS[f"{case}_normalised"]) < 0.1, case
 
 
-_PLACE, _SINUSOIDS = policy_engines.PolicyEngines._place, policy_runtime.sinusoids
+_PLACE, _SINUSOIDS = policy_engines.PolicyEngines._place, denoiser.sinusoids
 
 
 def _one_position_early(self, engine, positions, ends):
@@ -85,7 +85,7 @@ BREAKS = {
     "position of the actions": (policy_engines.PolicyEngines, "_place", _one_position_early),
     "actions see later ones": (policy_engines.PolicyEngines, "_place", _actions_see_later_ones),
     "pictures see the state": (policy_engines.PolicyEngines, "_place", _pictures_see_the_state),
-    "cosines before sines": (policy_runtime, "sinusoids", _cosines_first),
+    "cosines before sines": (denoiser, "sinusoids", _cosines_first),
 }
 
 

@@ -240,6 +240,33 @@ def test_frames_wait_in_the_middleware_until_somebody_wants_them(bench, monkeypa
     assert cameras.frames.events("image")["taken"] <= before + 2  # of a depth of two
 
 
+@pytest.mark.parametrize("policy", [{"depth": 9}, {"history": "keep_all"}], ids=str)
+def test_the_newest_frame_is_used_however_many_are_let_wait(bench, monkeypatch, policy):
+    monkeypatch.setattr("edgellm_ros.ros.images.GLANCE", 3600.0)
+    one = bench(**{f"qos_overrides./image.subscription.{name}": value for name, value in policy.items()})
+    cameras = one.open()
+    publisher = one.robot.create_publisher(Image, "image", 50)
+    one.wait(lambda: publisher.get_subscription_count() and one.node.count_publishers("image"), DISCOVERY)
+    one.publish_until(
+        publisher, lambda: image_message(one.robot.get_clock(), 1), lambda: cameras.select(one.settings.images)
+        and cameras.frames.events("image"),
+    )  # fmt: skip
+    for value in range(100, 140):
+        publisher.publish(image_message(one.robot.get_clock(), value))
+        time.sleep(0.005)
+    time.sleep(0.3)
+    assert one.take().images[0][0, 0, 0] == 139
+
+
+def test_cameras_are_glanced_at_while_a_simulation_stands_still(bench, monkeypatch):
+    """QOS-2 and the counts of diagnostics do not wait for /clock."""
+    monkeypatch.setattr("edgellm_ros.ros.images.GLANCE", 0.05)
+    one = bench(use_sim_time=True)
+    cameras = one.open()
+    publisher = one.robot.create_publisher(Image, "image", 10)
+    one.publish_until(publisher, lambda: image_message(one.robot.get_clock()), lambda: cameras.frames.events("image"))
+
+
 @pytest.mark.parametrize(
     ("parameters", "options"),
     [({"images.stamp_source": "receive"}, {}), ({"action.pairing": "every"}, {"boxes": None}), ({}, {"series": True})],

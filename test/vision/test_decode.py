@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -83,6 +85,14 @@ def test_metres_look_as_the_same_depth_in_millimetres(big_endian):
     found = decode_raw(raw(metres, "32FC1", big_endian=big_endian))
     assert np.array_equal(found, decode_raw(raw(millimetres, "16UC1")))
     assert found[0, :, 0].tolist() == [0, 4, 253]
+
+
+def test_a_signalling_nan_is_black_and_nothing_is_printed():
+    octets = np.array([0x7F800001, 0x3F800000], "<u4").tobytes()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = decode_raw(RawImage(1, 2, "32FC1", False, 8, octets))
+    assert found[0, :, 0].tolist() == [0, 4]
 
 
 def bars(height: int, width: int) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +55,19 @@ class CUDABackend:
         if library not in ("tensorrt", "onnxruntime"):
             raise BackendError(f"library is {library!r}; want 'tensorrt' or 'onnxruntime'.")
         self._library, self._module = library, module
-        self.device = device or Device(ordinal)
-        self.kernels = kernels or Kernels(self.device)
-        self._recorder = Recorder(self.device, host_calls=library == "tensorrt")
-        self._selection = TokenSelection(self.device, self.kernels)
-        self.images: ImageKernels = CUDAImages(self.device, self.kernels)
-        self._engines: list[EngineFrame] = []
-        self._steps: set[CUDAStep] = set()
-        self._stopwatches: set[CUDAStopwatch] = set()
-        self._frequencies: dict[RopeKind, CUDAMemory] = {}
-        self._order = CacheOrder.HEADS_FIRST
-        self._closed = False
+        with ExitStack() as undo:
+            self.device = device or undo.enter_context(closing(Device(ordinal)))
+            self.kernels = kernels or Kernels(self.device)
+            self._recorder = Recorder(self.device, host_calls=library == "tensorrt")
+            self._selection = TokenSelection(self.device, self.kernels)
+            self.images: ImageKernels = CUDAImages(self.device, self.kernels)
+            self._engines: list[EngineFrame] = []
+            self._steps: set[CUDAStep] = set()
+            self._stopwatches: set[CUDAStopwatch] = set()
+            self._frequencies: dict[RopeKind, CUDAMemory] = {}
+            self._order = CacheOrder.HEADS_FIRST
+            self._closed = False
+            undo.pop_all()
 
     @property
     def name(self) -> str:
