@@ -30,6 +30,7 @@ from .memory import release_memory
 from .monitor import Monitor, NodeState
 from .parameter_server import ParameterServer
 from .parameters import Settings
+from .policy_host import unfit
 from .policy_io import PolicyIO
 from .publishers import Publishers, publishable, reliable
 from .qos_events import QosWatch
@@ -264,6 +265,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
             host.policy.manifest.present_cameras([camera.name for camera in self.state.cameras.cameras])
             self.state.policy = PolicyIO(self, host.policy, self.state.cameras, self.counters)
             host.act = self.state.policy.make_run
+            self.parameters.unserved = functools.partial(unfit, host.policy.manifest)
 
     def _close_inputs(self) -> None:
         policy, self.state.policy = self.state.policy, None

@@ -53,6 +53,7 @@ class Motion:
         self._counts: Counter[str] = Counter()
         self.timeline = ChunkTimeline()
         self._held = True
+        self._blind = 0  # ns; until then the robot could not be seen or felt, and what was observed before is no use
         self._ended = False  # the plan came to its end without a hold, and nobody needs to be told of it any more
 
     @property
@@ -79,6 +80,7 @@ class Motion:
             if not self._ended:
                 timeline.take_over(self.timeline)
             self.timeline = timeline
+            self._blind = 0
             self._epoch += 1
             return self._epoch
 
@@ -112,6 +114,12 @@ class Motion:
                     ahead = (chunk.stamp - now) / NANOSECONDS
                     raise ChunkError(
                         f"the chunk's observation is stamped {ahead:.3f} s ahead of the clock, which went back; it is "
+                        "dropped.",
+                        RefusalCode.STALE_OBSERVATION,
+                    )
+                if chunk.stamp < self._blind:
+                    raise ChunkError(
+                        "the chunk's observation is of before the robot was stopped for want of newer ones; it is "
                         "dropped.",
                         RefusalCode.STALE_OBSERVATION,
                     )
@@ -152,6 +160,16 @@ class Motion:
                 self._hold(now)
         self._on_stop(refusal)
 
+    def blind(self, refusal: Refusal, now: int) -> None:
+        """A robot that moves is not seen or felt any more: stay, and drop what is computed of observations so far."""
+        with self._lock:
+            if self._held:
+                return
+            self._counts[f"fault.{refusal.code.value}"] += 1
+            self._blind = now
+            self._hold(now)
+        self._on_stop(refusal)
+
     def clock_jumped(self, refusal: Refusal) -> None:
         """The clock went back, so no time of what is followed means anything: stay, and begin anew."""
         with self._lock:
@@ -159,6 +177,7 @@ class Motion:
             if not held:
                 self._hold()
             self.timeline.clear()
+            self._blind = 0
         if not held:
             self._on_stop(refusal)
 
