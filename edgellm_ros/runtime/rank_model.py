@@ -13,7 +13,8 @@ from ..backends.base import Backend, EmbeddingTable
 from ..backends.cuda.plan_file import plan_of
 from ..backends.registry import open_backend
 from ..chat_template import special_token_names
-from ..engine_format import EngineConfig, EngineDirectory, Manifest
+from ..engine_format import EngineConfig, EngineDirectory
+from ..engine_manifest import Manifest
 from ..errors import EdgeLLMError, MisuseError, RefusalCode
 from ..json_values import shown
 from ..vision.pruner import VisualPrunerConfig
