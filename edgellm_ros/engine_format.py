@@ -2,7 +2,7 @@
 
 ==========================  ==========================================================================
 ``config.json``             dimensions and limits, keys of the official runtime (``EngineConfig``)
-``manifest.json``           format version, builder, lowering, precision, source, licence, sizes and samples of files
+``manifest.json``           builder, lowering, precision, source, licence, sizes and samples of files (``Manifest``)
 ``llm.onnx`` + ``.data``    the graph and its weights (``llm.engine``: a TensorRT plan beside or instead)
 ``embedding.safetensors``   tensor ``embedding`` [V,D] (a tied head may live in it)
 ``tokenizer.json``          and ``tokenizer_config.json``, ``chat_template.jinja`` where the model has one
@@ -23,15 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .engine_manifest import MANIFEST_FILE, Manifest
 from .errors import EngineDirectoryError
 from .file_sample import check_content
-from .json_values import LARGEST_FILE, finite_number, plain_text, positive_number, shown, whole_number
+from .json_values import LARGEST_FILE, finite_number, plain_text, positive_number, problem_of, shown, whole_number
 from .json_values import read_json as read_json  # part of this module for its callers
 
-FORMAT_VERSION = 1
-
 CONFIG_FILE = "config.json"
-MANIFEST_FILE = "manifest.json"
 GRAPH_FILE = "llm.onnx"
 PLAN_FILE = "llm.engine"
 EMBEDDING_FILE = "embedding.safetensors"
@@ -200,68 +198,9 @@ class EngineConfig:
                 extra={key: value for key, value in content.items() if key not in known},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _damaged(CONFIG_FILE, error) from None
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """``manifest.json``."""
-
-    lowering: str  # onnxruntime | tensorrt | tensorrt_legacy | fake
-    precision: str  # fp32 | fp16 | bf16 | int8 | int4
-    builder_version: str
-    source: str  # where the weights came from, as a person would say it
-    licence: str
-    fingerprint: str  # of the checkpoint and the build settings; equal means the same engine
-    files: Mapping[str, int]  # name -> size in bytes of every file but the manifest
-    format_version: int = FORMAT_VERSION
-    samples: Mapping[str, str] = field(default_factory=dict)  # name -> ``file_sample``; none in a fake directory
-
-    def to_json(self) -> dict[str, Any]:
-        """The file's content."""
-        return {
-            "format_version": self.format_version,
-            "builder_version": self.builder_version,
-            "lowering": self.lowering,
-            "precision": self.precision,
-            "source": self.source,
-            "licence": self.licence,
-            "fingerprint": self.fingerprint,
-            "files": dict(self.files),
-            "samples": dict(self.samples),
-        }
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Manifest:
-        """:raises EngineDirectoryError: another format version, or a missing or ill-typed key."""
-        version = content.get("format_version")
-        if version != FORMAT_VERSION:
             raise EngineDirectoryError(
-                f"{MANIFEST_FILE} has format_version {shown(version)}; this version reads {FORMAT_VERSION}: "
-                "build the engine directory again."
-            )
-        try:
-            return cls(
-                lowering=plain_text(content["lowering"]),
-                precision=plain_text(content["precision"]),
-                builder_version=plain_text(content["builder_version"]),
-                source=plain_text(content["source"]),
-                licence=plain_text(content["licence"]),
-                fingerprint=plain_text(content["fingerprint"]),
-                files={
-                    str(name): whole_number(f"the size of {name!r}", size, 0, LARGEST_FILE)
-                    for name, size in content["files"].items()
-                },
-                samples={str(name): str(sample) for name, sample in content.get("samples", {}).items()},
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _damaged(MANIFEST_FILE, error) from None
-
-
-def _damaged(name: str, error: Exception) -> EngineDirectoryError:
-    """What to say of a JSON file with a missing key or a value of the wrong kind."""
-    found = f"lacks the key {error.args[0]!r}" if isinstance(error, KeyError) else f"has a bad value ({error})"
-    return EngineDirectoryError(f"{name} {found}; build the engine directory again.")
+                f"{CONFIG_FILE} {problem_of(error)}; build the engine directory again."
+            ) from None
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,11 @@ def plain_text(value: Any) -> str:
     return _UNPRINTABLE.sub("\ufffd", str(value))
 
 
+def problem_of(error: Exception) -> str:
+    """What a file's name is followed by where reading its keys and values raised ``error``."""
+    return f"lacks the key {error.args[0]!r}" if isinstance(error, KeyError) else f"has a bad value ({error})"
+
+
 class _Beginning(reprlib.Repr):
     """Writes no more of a value than is shown: one that holds itself twice would be written without end."""
 

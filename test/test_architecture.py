@@ -16,8 +16,8 @@ PACKAGE = Path(edgellm_ros.__file__).parent
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 PARTS = ("backends", "runtime", "vision", "action", "builder", "ros", "cli", "tabletop")
 SHARED = {
-    "adapter_format", "chat_template", "engine_format", "errors", "file_sample", "json_values", "resources",
-    "template_sandbox", "tokenizer_failures", "__version__",
+    "adapter_format", "chat_template", "engine_format", "engine_manifest", "errors", "file_sample", "json_values",
+    "resources", "template_sandbox", "tokenizer_failures", "__version__",
 }  # fmt: skip
 RUN_TIME = {"runtime", "vision", "action", "backends"}
 MAY_IMPORT = {

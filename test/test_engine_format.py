@@ -15,7 +15,8 @@ from edgellm_ros.backends.fake import FakeScript, write_fake_engine_directory
 from edgellm_ros.builder.build import build_engine
 from edgellm_ros.builder.random_weights import write_random_llama_checkpoint
 from edgellm_ros.cli.info import describe
-from edgellm_ros.engine_format import BuilderLimits, EngineConfig, Manifest, open_engine_directory
+from edgellm_ros.engine_format import BuilderLimits, EngineConfig, open_engine_directory
+from edgellm_ros.engine_manifest import Manifest
 from edgellm_ros.errors import BackendError, EdgeLLMError, EngineDirectoryError
 from edgellm_ros.file_sample import file_sample
 from edgellm_ros.json_values import read_json

@@ -3,88 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
-import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgellm_ros.errors import EdgeLLMError
 
 from . import checks, policies
-from .measure import StepTimes, measure
+from .measure import measure
 from .models import SHAPES, build_shape, build_smollm2
+from .report import Report, start_report
+from .step_table import TARGETS, measure_shape, print_head
 
 if TYPE_CHECKING:
     from .vision import VisionRun
 
-TARGETS = {"SmolLM2-135M": (1.19, 1.10), "SmolLM2-360M": (1.49, 1.35), "Qwen2.5-1.5B": (1.97, 1.85)}  # ms: must, aim
-TRANSFORMERS = {"SmolLM2-135M": 2.75, "SmolLM2-360M": 3.17, "Qwen2.5-1.5B": 4.52}  # ms, compiled, same GPU
 TASKS = ["reference", "models", "kernels", "onnxruntime", "all", "tensorrt", "vision-models", "vision", "one"]
 LEGACY_LAYERS = "SmolLM2-135M, 4 layers"
-
-
-@dataclass
-class Report:
-    """Rows of a results file, and whether every check held."""
-
-    device: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-    path: Path | None = None  # written after every row, so that a run cut short leaves what it had
-
-    def add(
-        self, case: str, metric: str, unit: str, ours: float, runs: list[float] | None = None,
-        peer: str | None = None, peer_value: float | None = None, peer_runs: list[float] | None = None,
-    ) -> None:  # fmt: skip
-        """One row of the results file."""
-        ratio = ours / peer_value if peer_value else None
-        self.rows.append(
-            {
-                "case": case, "metric": metric, "unit": unit, "ours": ours, "peer": peer, "peer_value": peer_value,
-                "ratio": ratio, "device": self.device, "versions": self.versions,
-                "runs": {"ours": runs or [ours], "peer": peer_runs or []},
-            }
-        )  # fmt: skip
-        if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(json.dumps(self.rows, indent=1) + "\n", encoding="utf-8")
-
-    def check(self, case: str, metric: str, unit: str, run: Callable[[], float], least: float | None = None) -> None:
-        """Run a check; a value below ``least``, or an exception, counts as failed."""
-        start = time.monotonic()
-        try:
-            value = run()
-        except (checks.CheckError, EdgeLLMError) as error:
-            self.failed.append(f"{case}: {metric}: {error}")
-            print(f"FAILED {case}: {metric}: {error}", flush=True)
-            return
-        self.add(case, metric, unit, value)
-        if least is not None and value < least:
-            self.failed.append(f"{case}: {metric} is {value}; want at least {least}")
-        print(f"{case}: {metric} = {value:.6g} {unit} ({time.monotonic() - start:.1f} s)", flush=True)
-
-
-def start_report(library: str) -> Report:
-    from edgellm_ros.backends.cuda.backend import CUDABackend
-
-    backend = CUDABackend(library)
-    report = Report(device=backend.device.name, versions={"python": platform.python_version()})
-    report.versions |= {**checks.cuda_versions(backend), "compute": backend.device.architecture}
-    backend.close()
-    for package in ("cuda-bindings", "numpy", "onnxruntime-gpu", "tensorrt"):
-        try:
-            report.versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return report
 
 
 def check_kernels(report: Report) -> None:
@@ -100,60 +40,6 @@ def check_kernels(report: Report) -> None:
         return float(last.split(" passed")[0].split()[-1])
 
     report.check("kernels", "tests passed", "tests", run)
-
-
-def measure_shape(report: Report, name: str, directory: Path, library: str, *, own_graph: bool) -> None:
-    """Rows of one shape, and its line of the table."""
-    # A process of its own: what other engines left behind in one has cost a tenth of a step.
-    child = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", "one", "--models", str(directory), "--library", library,
-         *(["--own-graph"] if own_graph else [])],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if child.returncode:
-        error = (child.stderr.strip().splitlines() or ["no message"])[-1]
-        report.failed.append(f"{name}: {error}")
-        print(f"FAILED {name}: {error}", flush=True)
-        return
-    times = StepTimes(**json.loads(child.stdout.strip().splitlines()[-1]))
-    case = f"{library} {directory.name}"
-    engine = times.median("engine")
-    label = "engine alone, recorded, same run"
-    for metric, key in (
-        ("whole step in the loop", "step"), ("whole step on the device", "device"),
-        ("whole step, temperature and top-p", "sampled"),
-    ):  # fmt: skip
-        report.add(
-            case, metric, "ms", 1e3 * times.median(key), [1e3 * value for value in getattr(times, key)], label,
-            1e3 * engine, [1e3 * value for value in times.engine],
-        )  # fmt: skip
-    if name in TRANSFORMERS:
-        report.add(case, "whole step in the loop", "ms", 1e3 * times.median("step"), None,
-                   "transformers, static cache, compiled", TRANSFORMERS[name])  # fmt: skip
-    report.add(case, "host time of a step", "us", 1e6 * times.median("host"), [1e6 * value for value in times.host])
-    report.add(case, "prefill of 512", "ms", 1e3 * times.median("prefill"), [1e3 * value for value in times.prefill])
-    if times.own_graph:
-        report.add(case, "engine alone, recorded by us", "ms", 1e3 * engine, [1e3 * value for value in times.engine],
-                   "recorded by the provider itself", 1e3 * times.median("own_graph"),
-                   [1e3 * value for value in times.own_graph])  # fmt: skip
-    print_line(name, times)
-
-
-def print_head() -> None:
-    print(f"{'shape':24} {'engine':>8} {'device':>8} {'step':>8} {'over':>7} {'top-p':>8} {'host us':>8} "
-          f"{'prefill':>8} {'own':>7} {'must':>6} {'aim':>6}  (ms)")  # fmt: skip
-
-
-def print_line(name: str, times: StepTimes) -> None:
-    must, aim = TARGETS.get(name, (float("nan"),) * 2)
-    step, engine = 1e3 * times.median("step"), 1e3 * times.median("engine")
-    print(
-        f"{name:24} {engine:8.3f} {1e3 * times.median('device'):8.3f} {step:8.3f} {step - engine:7.3f} "
-        f"{1e3 * times.median('sampled'):8.3f} {1e6 * times.median('host'):8.1f} {1e3 * times.median('prefill'):8.3f} "
-        f"{1e3 * times.median('own_graph'):7.3f} {must:6.2f} {aim:6.2f}  "
-        f"{'recorded' if times.recorded else 'NOT RECORDED ' + str(times.details)} {times.details.get('sm_clock', '')}",
-        flush=True,
-    )
 
 
 def run_all(arguments: argparse.Namespace, report: Report) -> None:

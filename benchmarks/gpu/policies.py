@@ -20,6 +20,7 @@ from edgellm_ros.errors import EdgeLLMError
 
 from .policy_chunks import CPU, PARTS, ChunkTimes, compare, measure_chunks
 from .policy_shapes import POLICY_SHAPES, PolicyShape, build_policy, engine_folder
+from .report import start_report
 
 LEAST_COSINE = 0.999
 MOST_DIFFERENCE = 1e-3  # of a chunk's numbers, which are about 1
@@ -206,8 +207,6 @@ def machine(library: str) -> Mapping[str, Any]:
     """Device and versions, for every row."""
     if library == CPU:
         return {"device": platform.machine(), "versions": {"python": platform.python_version()}}
-    from .__main__ import start_report
-
     report = start_report(library)
     return {"device": report.device, "versions": report.versions}
 

@@ -7,6 +7,7 @@ without a copy. Everything is allocated once.
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -26,25 +27,27 @@ class ActionEngine:
         self._backend, self._manifest = backend, manifest
         self.recordings = Recordings(backend)
         self._directory = directory / ACTION_DIRECTORY
-        self._action = backend.open_engine(self._directory / ACTION_GRAPH_FILE)
-        time_graph = self._directory / TIME_GRAPH_FILE
-        self._time = backend.open_engine(time_graph) if time_graph.is_file() else None
-        self._tensors: dict[str, Tensor] = {}
-        self._positions: dict[int, Tensor] = {}  # of the rows of an engine
-        rows, padded = manifest.rows, manifest.action.padded
-        self.state = self._bind(self._action, "x_t", (1, rows, padded))
-        self.velocity = self._bind(self._action, "velocity", (1, rows, padded))
-        self._state_in_suffix = int(manifest.state_input is StateInput.SUFFIX_TOKEN)
-        self._rows_after = rows + self._state_in_suffix
-        self._time_name = "time_embedding" if self._time is None else "modulation"
-        self.time = self._bind(self._action, self._time_name, self._sized(self._action, self._time_name, 1))
-        self._robot_state: Tensor | None = None
-        if self._state_in_suffix:
-            self._robot_state = self._bind(self._action, "state", (1, manifest.state.padded))
-        self._bind_tables(self._action, self._rows_after)
-        frequencies = manifest.rope_theta ** -(np.arange(manifest.head_dim // 2) * 2.0 / max(manifest.head_dim, 1))
-        self._rope = RopeKind("policy", tuple(frequencies))
-        self._length = self._next_position = 0
+        with ExitStack() as undo:
+            self._action = undo.enter_context(closing(backend.open_engine(self._directory / ACTION_GRAPH_FILE)))
+            time_graph = self._directory / TIME_GRAPH_FILE
+            self._time = undo.enter_context(closing(backend.open_engine(time_graph))) if time_graph.is_file() else None
+            self._tensors: dict[str, Tensor] = {}
+            self._positions: dict[int, Tensor] = {}  # of the rows of an engine
+            rows, padded = manifest.rows, manifest.action.padded
+            self.state = self._bind(self._action, "x_t", (1, rows, padded))
+            self.velocity = self._bind(self._action, "velocity", (1, rows, padded))
+            self._state_in_suffix = int(manifest.state_input is StateInput.SUFFIX_TOKEN)
+            self._rows_after = rows + self._state_in_suffix
+            self._time_name = "time_embedding" if self._time is None else "modulation"
+            self.time = self._bind(self._action, self._time_name, self._sized(self._action, self._time_name, 1))
+            self._robot_state: Tensor | None = None
+            if self._state_in_suffix:
+                self._robot_state = self._bind(self._action, "state", (1, manifest.state.padded))
+            self._bind_tables(self._action, self._rows_after)
+            frequencies = manifest.rope_theta ** -(np.arange(manifest.head_dim // 2) * 2.0 / max(manifest.head_dim, 1))
+            self._rope = RopeKind("policy", tuple(frequencies))
+            self._length = self._next_position = 0
+            self._closing = undo.pop_all()
 
     @property
     def prefix_length(self) -> int:
@@ -160,9 +163,7 @@ class ActionEngine:
     def close(self) -> None:
         """Close the engines; a second call does nothing."""
         self.recordings.clear()
-        for engine in (self._action, self._time):
-            if engine is not None:
-                engine.close()
+        self._closing.close()
 
 
 def _key(engine: Engine, name: str) -> str:

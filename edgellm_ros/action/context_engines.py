@@ -7,6 +7,7 @@ are allocated for what an observation needs and kept for the next one, which is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,29 +46,36 @@ class ContextEngines(ActionEngine):
 
     def __init__(self, directory: Path, manifest: PolicyManifest, backend: Backend, tokenizer: Tokenizer) -> None:
         super().__init__(directory, manifest, backend)
-        visual = open_visual_directory(directory / VISUAL_DIRECTORY)
-        processor = open_processor(visual.path)
-        if not isinstance(processor, PlannedProcessor):
-            raise PolicyError(f"{visual.path} has an image processor without plans; build the engine directory again.")
-        self._processor = processor
-        self._device_images = device_images(processor, visual, backend)
-        self._tower = Tower(visual, backend)
-        self._prefix = backend.open_engine(self._directory / PREFIX_GRAPH_FILE)
-        self._embeddings = backend.open_embeddings(directory / EMBEDDING_FILE, scale=manifest.text_scale)
-        self._planes = [name for name in self._prefix.inputs if name.startswith("deepstack_")]
-        self._handoff = self._handoff_names(self._prefix)
-        self._image_id = visual.config["image_token_id"]
-        self._rule = MropeRule(self._image_id, merge=visual.tower.spatial_merge_size)
-        section = {"mrope_section": list(manifest.rope_section), "mrope_interleaved": True}
-        self._axes = rope_axes(section, manifest.head_dim // 2)
-        before, after = manifest.prompt_format.split("{task}")
-        self._before, self._after = before, tokenizer.encode(after)
-        self._tokenizer = tokenizer
-        self._encoded: list[EncodedMedia] = []
-        self._pictures: dict[tuple[int, tuple[int, int, int] | None], PlacedImage] = {}  # by camera and grid
-        self._fitted: list[FittedPicture] = []
-        self._counts = dict.fromkeys(KINDS, 0)
-        self._room = (0, 0, 0)  # rows of the prefix, of words and of pictures that tensors are there for
+        with ExitStack() as undo:
+            undo.enter_context(self._closing)
+            visual = open_visual_directory(directory / VISUAL_DIRECTORY)
+            processor = open_processor(visual.path)
+            if not isinstance(processor, PlannedProcessor):
+                raise PolicyError(
+                    f"{visual.path} has an image processor without plans; build the engine directory again."
+                )
+            self._processor = processor
+            self._device_images = device_images(processor, visual, backend)
+            if self._device_images is not None:
+                undo.callback(self._device_images.close)
+            self._tower = undo.enter_context(closing(Tower(visual, backend)))
+            self._prefix = undo.enter_context(closing(backend.open_engine(self._directory / PREFIX_GRAPH_FILE)))
+            self._embeddings = backend.open_embeddings(directory / EMBEDDING_FILE, scale=manifest.text_scale)
+            self._planes = [name for name in self._prefix.inputs if name.startswith("deepstack_")]
+            self._handoff = self._handoff_names(self._prefix)
+            self._image_id = visual.config["image_token_id"]
+            self._rule = MropeRule(self._image_id, merge=visual.tower.spatial_merge_size)
+            section = {"mrope_section": list(manifest.rope_section), "mrope_interleaved": True}
+            self._axes = rope_axes(section, manifest.head_dim // 2)
+            before, after = manifest.prompt_format.split("{task}")
+            self._before, self._after = before, tokenizer.encode(after)
+            self._tokenizer = tokenizer
+            self._encoded: list[EncodedMedia] = []
+            self._pictures: dict[tuple[int, tuple[int, int, int] | None], PlacedImage] = {}  # by camera and grid
+            self._fitted: list[FittedPicture] = []
+            self._counts = dict.fromkeys(KINDS, 0)
+            self._room = (0, 0, 0)  # rows of the prefix, of words and of pictures that tensors are there for
+            self._closing = undo.pop_all()
 
     def fit(self, images: Sequence[np.ndarray]) -> list[FittedPicture]:
         """Pictures uint8 RGB [H,W,3] where the tower takes them; the next call overwrites them.
@@ -188,14 +196,6 @@ class ContextEngines(ActionEngine):
 
     def _handoff_shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: self._sized(self._prefix, name, self._counts[name.split("_")[0]]) for name in self._handoff}
-
-    def close(self) -> None:
-        """Close the engines; a second call does nothing."""
-        super().close()
-        if self._device_images is not None:
-            self._device_images.close()
-        self._tower.close()
-        self._prefix.close()
 
 
 def cropped(image: np.ndarray, edge: int, share: float) -> np.ndarray:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..backends.base import Backend, Stopwatch, Tensor
+from ..backends.base import Backend, Tensor
+from ..backends.stream_work import Stopwatch
 from ..errors import RefusalCode, RequestError
 from .action_engine import ActionEngine
 from .policy_manifest import PolicyManifest

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING
 
 from ..engine_format import (
     ACTION_DIRECTORY,
-    MANIFEST_FILE,
     POLICY_FILE,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
     VISUAL_DIRECTORY,
     EngineDirectory,
-    Manifest,
     read_json,
 )
+from ..engine_manifest import MANIFEST_FILE, Manifest
 from ..errors import PolicyError
 from ..json_values import shown
 from .normalization import Normalization

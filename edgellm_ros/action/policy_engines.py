@@ -7,6 +7,7 @@ engine reads, and keys and values go from its outputs to the action engine's inp
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -25,38 +26,45 @@ class PolicyEngines(ActionEngine):
 
     def __init__(self, directory: Path, manifest: PolicyManifest, backend: Backend) -> None:
         super().__init__(directory, manifest, backend)
-        height, across = manifest.image_size
-        centred, smooth = (
-            manifest.image_fit is not ImageFit.PAD_LEFT_TOP,
-            manifest.image_fit is ImageFit.PAD_CENTRE_SMOOTH,
-        )
-        self._fit = LetterboxProcessor(height, across, centred, manifest.image_tokens, smooth)
-        self._visual = backend.open_engine(directory / VISUAL_DIRECTORY / VISUAL_GRAPH_FILE)
-        self._prefix = backend.open_engine(self._directory / PREFIX_GRAPH_FILE)
-        self._embeddings = backend.open_embeddings(directory / EMBEDDING_FILE, scale=manifest.text_scale)
-        self._cameras, cameras, width = 0, len(manifest.seen_cameras), self._embeddings.shape[1]
-        self._image_rows = manifest.image_tokens
-        self._state_in_prefix = int(manifest.state_input is StateInput.PREFIX_TOKEN)
-        self.longest_prefix = cameras * manifest.image_tokens + manifest.prompt_tokens + self._state_in_prefix
-        self._pixels = self._bind(self._visual, "pixel_values", (cameras, 3, height, across))
-        self._embeds = self._bind(self._prefix, "prefix_embeds", (1, self.longest_prefix, width))
-        self._device_fit = DeviceLetterbox(backend, self._fit) if backend.images.preferred else None
-        fitted = cameras if self._device_fit is None else 0  # kept: new pages for every chunk cost milliseconds
-        self._fitted = np.empty((fitted, *self._pixels.shape[1:]), np.float32)
-        shape = (cameras, manifest.image_tokens, width)
-        self._images = self._bind(self._visual, "image_embeds", shape, self._embeds.prefix(shape))  # they stand first
-        self._prefix_state = (
-            self._bind(self._prefix, "state", (1, manifest.state.padded)) if self._state_in_prefix else None
-        )
-        self._bind_tables(self._prefix, self.longest_prefix)
-        self._handoff = self._handoff_names(self._prefix)
-        for name in self._handoff:
-            tensor = self._bind(self._prefix, name, self._sized(self._prefix, name, self.longest_prefix))
-            self._action.bind(name, tensor)
-        self._ids = backend.allocate((1, max(manifest.prompt_tokens, 1)), DataType.INT32)
-        self._words = backend.allocate((*self._ids.shape, width), DataType.FLOAT32)
-        self._left: Tensor | None = None  # rows that a pruner leaves, once there was one
-        self._rows = backend.allocate((self.longest_prefix,), DataType.INT32)
+        with ExitStack() as undo:
+            undo.enter_context(self._closing)
+            height, across = manifest.image_size
+            centred, smooth = (
+                manifest.image_fit is not ImageFit.PAD_LEFT_TOP,
+                manifest.image_fit is ImageFit.PAD_CENTRE_SMOOTH,
+            )
+            self._fit = LetterboxProcessor(height, across, centred, manifest.image_tokens, smooth)
+            visual = directory / VISUAL_DIRECTORY / VISUAL_GRAPH_FILE
+            self._visual = undo.enter_context(closing(backend.open_engine(visual)))
+            self._prefix = undo.enter_context(closing(backend.open_engine(self._directory / PREFIX_GRAPH_FILE)))
+            self._embeddings = backend.open_embeddings(directory / EMBEDDING_FILE, scale=manifest.text_scale)
+            self._cameras, cameras, width = 0, len(manifest.seen_cameras), self._embeddings.shape[1]
+            self._image_rows = manifest.image_tokens
+            self._state_in_prefix = int(manifest.state_input is StateInput.PREFIX_TOKEN)
+            self.longest_prefix = cameras * manifest.image_tokens + manifest.prompt_tokens + self._state_in_prefix
+            self._pixels = self._bind(self._visual, "pixel_values", (cameras, 3, height, across))
+            self._embeds = self._bind(self._prefix, "prefix_embeds", (1, self.longest_prefix, width))
+            self._device_fit = DeviceLetterbox(backend, self._fit) if backend.images.preferred else None
+            if self._device_fit is not None:
+                undo.callback(self._device_fit.close)
+            fitted = cameras if self._device_fit is None else 0  # kept: new pages for every chunk cost milliseconds
+            self._fitted = np.empty((fitted, *self._pixels.shape[1:]), np.float32)
+            shape = (cameras, manifest.image_tokens, width)
+            # they stand first
+            self._images = self._bind(self._visual, "image_embeds", shape, self._embeds.prefix(shape))
+            self._prefix_state = (
+                self._bind(self._prefix, "state", (1, manifest.state.padded)) if self._state_in_prefix else None
+            )
+            self._bind_tables(self._prefix, self.longest_prefix)
+            self._handoff = self._handoff_names(self._prefix)
+            for name in self._handoff:
+                tensor = self._bind(self._prefix, name, self._sized(self._prefix, name, self.longest_prefix))
+                self._action.bind(name, tensor)
+            self._ids = backend.allocate((1, max(manifest.prompt_tokens, 1)), DataType.INT32)
+            self._words = backend.allocate((*self._ids.shape, width), DataType.FLOAT32)
+            self._left: Tensor | None = None  # rows that a pruner leaves, once there was one
+            self._rows = backend.allocate((self.longest_prefix,), DataType.INT32)
+            self._closing = undo.pop_all()
 
     def fit(self, images: Sequence[np.ndarray]) -> Tensor:
         """Pictures uint8 RGB [H,W,3] as the tower takes them, float32 [n,3,height,width] that the next call overwrites.
@@ -128,11 +136,3 @@ class PolicyEngines(ActionEngine):
 
     def _handoff_shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: self._sized(self._prefix, name, self._length) for name in self._handoff}
-
-    def close(self) -> None:
-        """Close the engines; a second call does nothing."""
-        super().close()
-        if self._device_fit is not None:
-            self._device_fit.close()
-        for engine in (self._visual, self._prefix):
-            engine.close()

@@ -13,14 +13,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..engine_format import ACTION_DIRECTORY as ACTION_DIRECTORY
 from ..engine_format import POLICY_FILE as POLICY_FILE
 from ..errors import EngineDirectoryError, PolicyError
-from ..json_values import finite_number, plain_text, read_json, shown, whole_number
+from ..json_values import finite_number, plain_text, problem_of, read_json, shown, whole_number
 from .camera_slots import CameraSlot as CameraSlot
 from .camera_slots import filled_slots
+from .dimensions import Dimensions
 from .driving import Driving
 from .fingerprints import Fingerprints
 from .normalization import Normalization
@@ -82,41 +81,6 @@ class ImageFit(str, Enum):
     PAD_CENTRE = "pad_centre"  # aspect kept, zeros around (pi0, pi0.5)
     PAD_CENTRE_SMOOTH = "pad_centre_smooth"  # the same, antialiased and rounded to 8 bits (openpi)
     PROCESSOR = "processor"  # as the language model's own image processor does
-
-
-@dataclass(frozen=True)
-class Dimensions:
-    """Names, units and statistics of a state or an action; the network takes ``padded`` numbers, zeros behind."""
-
-    names: tuple[str, ...]
-    units: tuple[str, ...]
-    padded: int
-    normalization: Normalization
-
-    def __post_init__(self) -> None:
-        width = len(self.names)
-        if len(self.units) != width or len(set(self.names)) != width:
-            raise PolicyError(
-                f"{width} dimensions have {len(self.units)} units and the names {shown(self.names)}; want one unit "
-                "each and no name twice."
-            )
-        if self.padded < width:
-            raise PolicyError(f"{width} dimensions do not fit in the {self.padded} that the network takes.")
-        if self.normalization.width not in (0, width):
-            raise PolicyError(
-                f"statistics are for {self.normalization.width} dimensions; the policy has {width}: take those that "
-                "belong to the checkpoint."
-            )
-
-    @property
-    def width(self) -> int:
-        """Real dimensions."""
-        return len(self.names)
-
-    def pad(self, values: np.ndarray) -> np.ndarray:
-        """Normalised [..., width] as float32 [..., padded]."""
-        missing = self.padded - self.width
-        return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, missing)]).astype(np.float32, copy=False)
 
 
 @dataclass(frozen=True)
@@ -285,10 +249,7 @@ class PolicyManifest:
         except PolicyError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            problem = (
-                f"lacks the key {error.args[0]!r}" if isinstance(error, KeyError) else f"has a bad value ({error})"
-            )
-            raise PolicyError(f"{POLICY_FILE} {problem}; build it again.") from None
+            raise PolicyError(f"{POLICY_FILE} {problem_of(error)}; build it again.") from None
 
 
 _ENUMS: Mapping[str, type[Enum]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -45,26 +46,30 @@ class PolicyRuntime:
             raise PolicyError(f"{self.path} holds no policy; want an engine directory built from one.")
         self.manifest: PolicyManifest = read_policy_manifest(self.path / ACTION_DIRECTORY)
         check_fingerprints(directory, self.manifest)
-        self._owns_backend = isinstance(backend, str)
-        self._backend = (
-            open_backend(backend, threads=threads, directory=directory) if isinstance(backend, str) else backend
-        )
-        self.tokenizer = Tokenizer.from_directory(self.path)
-        self._engines: PolicyEngines | ContextEngines | ReasoningEngines
-        driving = self.manifest.driving
-        self.reasoning_sampling = SamplingRow()
-        self.reasoning_tokens: int | None = None  # that are said at most; None: the policy's own number
-        if driving is not None:
-            self._engines = ReasoningEngines(directory, self.manifest, self._backend, self.tokenizer)
-            self.reasoning_sampling = SamplingRow(driving.temperature, top_p=driving.top_p)
-        elif self.manifest.handoff is Handoff.CONTEXT:
-            self._engines = ContextEngines(self.path, self.manifest, self._backend, self.tokenizer)
-        else:
-            self._engines = PolicyEngines(self.path, self.manifest, self._backend)
-        self._stopwatch = self._backend.stopwatch()
-        self._denoiser = Denoiser(self._engines, self.manifest, self._backend, self._stopwatch)
-        self._prompts: dict[str, list[int]] = {}
-        self.noise_seed = DEFAULT_NOISE_SEED
+        with ExitStack() as undo:
+            if isinstance(backend, str):
+                opened = open_backend(backend, threads=threads, directory=directory)
+                self._backend = undo.enter_context(closing(opened))
+            else:
+                self._backend = backend
+            self.tokenizer = Tokenizer.from_directory(self.path)
+            self._engines: PolicyEngines | ContextEngines | ReasoningEngines
+            driving = self.manifest.driving
+            self.reasoning_sampling = SamplingRow()
+            self.reasoning_tokens: int | None = None  # that are said at most; None: the policy's own number
+            if driving is not None:
+                self._engines = ReasoningEngines(directory, self.manifest, self._backend, self.tokenizer)
+                self.reasoning_sampling = SamplingRow(driving.temperature, top_p=driving.top_p)
+            elif self.manifest.handoff is Handoff.CONTEXT:
+                self._engines = ContextEngines(self.path, self.manifest, self._backend, self.tokenizer)
+            else:
+                self._engines = PolicyEngines(self.path, self.manifest, self._backend)
+            undo.callback(self._engines.close)
+            self._stopwatch = undo.enter_context(closing(self._backend.stopwatch()))
+            self._denoiser = Denoiser(self._engines, self.manifest, self._backend, self._stopwatch)
+            self._prompts: dict[str, list[int]] = {}
+            self.noise_seed = DEFAULT_NOISE_SEED
+            self._closing = undo.pop_all()
 
     @property
     def backend(self) -> Backend:
@@ -236,10 +241,7 @@ class PolicyRuntime:
 
     def close(self) -> None:
         """Let go of the engines; a second call does nothing."""
-        self._stopwatch.close()
-        self._engines.close()
-        if self._owns_backend:
-            self._backend.close()
+        self._closing.close()
 
     def __enter__(self) -> PolicyRuntime:
         return self

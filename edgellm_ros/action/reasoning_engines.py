@@ -11,6 +11,7 @@ import codecs
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,31 +58,36 @@ class ReasoningEngines(ActionEngine):
         if manifest.driving is None:
             raise PolicyError(f"{directory.path} holds no policy that reasons; build it again.")
         self._driving: Driving = manifest.driving
-        self._executor = ModelExecutor(directory, backend)  # first, since it asks for the memory of all of them
-        super().__init__(directory.path, manifest, backend)
-        self._vision = VisionRunner.open(directory.path / VISUAL_DIRECTORY, backend)
-        # copies and digests of sixteen pictures or more, which take no turns with Python
-        self._threads = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), "pictures")
-        self._executor.media.encode = lambda item: self._encoded[item.digest]
-        self._tokenizer, self._ends_of_text = tokenizer, {*directory.config.eos_token_id, self._driving.marker}
-        allowed = np.zeros(-(-directory.config.vocab_size // 32) * 32, dtype=bool)
-        allowed[: directory.config.vocab_size] = True
-        first, count = self._driving.silent
-        allowed[first : first + count] = False
-        self._allowed = np.packbits(allowed, bitorder="little").view(np.int32)
-        self._handoff = self._handoff_inputs(directory)
-        self._room = self._read = 0  # positions that tensors of the handoff are there for, and of them those in use
-        self._items: list[MediaItem] = []
-        self._encoded: dict[bytes, EncodedMedia] = {}  # by digest
-        head, rest = manifest.prompt_format.split("{images}")
-        before, rest = rest.split("{history}")
-        after, tail = rest.split("{task}")
-        self._head, self._before, self._after, self._tail = (
-            head,
-            before,
-            tokenizer.encode(after),
-            tokenizer.encode(tail),
-        )
+        with ExitStack() as undo:
+            # first, since it asks for the memory of all of them
+            self._executor = undo.enter_context(closing(ModelExecutor(directory, backend)))
+            super().__init__(directory.path, manifest, backend)
+            undo.enter_context(self._closing)
+            self._vision = undo.enter_context(closing(VisionRunner.open(directory.path / VISUAL_DIRECTORY, backend)))
+            # copies and digests of sixteen pictures or more, which take no turns with Python
+            self._threads = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), "pictures")
+            undo.callback(self._threads.shutdown)
+            self._executor.media.encode = lambda item: self._encoded[item.digest]
+            self._tokenizer, self._ends_of_text = tokenizer, {*directory.config.eos_token_id, self._driving.marker}
+            allowed = np.zeros(-(-directory.config.vocab_size // 32) * 32, dtype=bool)
+            allowed[: directory.config.vocab_size] = True
+            first, count = self._driving.silent
+            allowed[first : first + count] = False
+            self._allowed = np.packbits(allowed, bitorder="little").view(np.int32)
+            self._handoff = self._handoff_inputs(directory)
+            self._room = self._read = 0  # positions that tensors of the handoff are there for, and of them those in use
+            self._items: list[MediaItem] = []
+            self._encoded: dict[bytes, EncodedMedia] = {}  # by digest
+            head, rest = manifest.prompt_format.split("{images}")
+            before, rest = rest.split("{history}")
+            after, tail = rest.split("{task}")
+            self._head, self._before, self._after, self._tail = (
+                head,
+                before,
+                tokenizer.encode(after),
+                tokenizer.encode(tail),
+            )
+            self._closing = undo.pop_all()
 
     def _handoff_inputs(self, directory: EngineDirectory) -> list[str]:
         """Inputs of the action engine that are the cache's: of every layer keys, then values.
@@ -197,8 +203,5 @@ class ReasoningEngines(ActionEngine):
 
     def close(self) -> None:
         """Close the engines; a second call does nothing."""
-        super().close()
-        self._threads.shutdown()
         self._encoded.clear()
-        self._vision.close()
-        self._executor.close()
+        super().close()

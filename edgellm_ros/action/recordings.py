@@ -10,7 +10,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import TypeAlias
 
-from ..backends.base import Backend, Captured
+from ..backends.base import Backend
+from ..backends.stream_work import Captured
 
 MOST_RECORDINGS = 16  # of each kind of step
 

@@ -19,8 +19,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-# part of the seam for its users
+# what is imported under its own name is part of the seam for its users
 from .image_kernels import ImageKernels as ImageKernels
+from .stream_work import Captured, Readback, Stopwatch
 from .values import CacheLayout as CacheLayout
 from .values import DataType as DataType
 from .values import EngineCapabilities as EngineCapabilities
@@ -53,19 +54,6 @@ class Tensor(Protocol):
 
     def numpy(self) -> np.ndarray:
         """Wait for the work that writes it; a view on the CPU, a fresh host copy elsewhere."""
-        ...
-
-
-class Readback(Protocol):
-    """A copy to the host that is under way."""
-
-    def ready(self) -> bool: ...
-
-    def wait(self) -> np.ndarray:
-        """The host values; they belong to the caller.
-
-        :raises BackendError: when the work that produces them failed.
-        """
         ...
 
 
@@ -181,48 +169,6 @@ class Sampler(Protocol):
         only for rows whose ``num_logprobs`` is above 0.
         """
         ...
-
-
-class Captured(Protocol):
-    """A step that is, or will be, recorded."""
-
-    @property
-    def recorded(self) -> bool:
-        """Whether the next run is a replay; never on the CPU, where there is nothing to record."""
-        ...
-
-    @property
-    def failure(self) -> str:
-        """Why it could not be recorded; empty where it could, or was not tried."""
-        ...
-
-    def run(self) -> None: ...
-
-    def record(self) -> bool:
-        """Record it now that it has run once; False where it cannot be recorded and keeps running as it is."""
-        ...
-
-    def close(self) -> None:
-        """Let go of what was recorded, and of the step; it is not run again."""
-        ...
-
-
-class Stopwatch(Protocol):
-    """Times of pieces of work on the device's own clock, without waiting between them; used again and again."""
-
-    def start(self) -> None:
-        """Forget earlier laps; the first one begins here."""
-        ...
-
-    def lap(self, name: str) -> None:
-        """What was enqueued since the last lap is ``name``."""
-        ...
-
-    def seconds(self) -> dict[str, float]:
-        """Of every lap; waits for the last."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class Backend(Protocol):

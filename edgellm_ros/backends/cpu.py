@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -43,15 +44,17 @@ class CPUBackend(HostBackend):
             this runtime cannot rely on.
         """
         self._check_open()
-        engine = CPUEngine(Path(path), self.threads, weights)
-        if cache_layout is not None and cache_layout != engine.cache_layout:
-            raise BackendError(
-                f"{path} has caches {engine.cache_layout}; config.json wants {cache_layout}: "
-                "build the engine directory again."
-            )
-        engine.capabilities = probe(engine)
-        self._engines.add(engine)
-        self._newest[engine.cache_layout] = weakref.ref(engine)
+        with ExitStack() as undo:
+            engine = undo.enter_context(closing(CPUEngine(Path(path), self.threads, weights)))
+            if cache_layout is not None and cache_layout != engine.cache_layout:
+                raise BackendError(
+                    f"{path} has caches {engine.cache_layout}; config.json wants {cache_layout}: "
+                    "build the engine directory again."
+                )
+            engine.capabilities = probe(engine)
+            self._engines.add(engine)
+            self._newest[engine.cache_layout] = weakref.ref(engine)
+            undo.pop_all()
         return engine
 
     def allocate_kv_cache(self, layout: CacheLayout, rows: int, capacity: int) -> CPUKVCache:

@@ -15,14 +15,13 @@ from ..engine_format import (
     CHAT_TEMPLATE_FILE,
     CONFIG_FILE,
     EMBEDDING_FILE,
-    MANIFEST_FILE,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
     BuilderLimits,
     EngineConfig,
-    Manifest,
     RopeConfig,
 )
+from ..engine_manifest import MANIFEST_FILE, Manifest
 from .fake_script import END_OF_TEXT, END_OF_TURN, SPECIAL_TOKENS, FakeScript, FakeVocabulary
 from .host_embeddings import TENSOR_NAME
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from ..adapter_format import MASK, MOST_RANK, MOST_SLOTS, AdapterFormat, AdapterStack, AdapterTarget, input_names
 from ..errors import CheckpointError
-from .graph import Dimension, Graph, Value
+from .graph import Graph
+from .graph_parts import Dimension, Value
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

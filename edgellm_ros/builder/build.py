@@ -16,16 +16,8 @@ import numpy as np
 from .. import __version__
 from ..action.fingerprints import Fingerprints, tokenizer_digest
 from ..action.policy_manifest import ACTION_DIRECTORY
-from ..engine_format import (
-    CONFIG_FILE,
-    EMBEDDING_FILE,
-    FORMAT_VERSION,
-    GRAPH_FILE,
-    MANIFEST_FILE,
-    VISUAL_DIRECTORY,
-    BuilderLimits,
-    Manifest,
-)
+from ..engine_format import CONFIG_FILE, EMBEDDING_FILE, GRAPH_FILE, VISUAL_DIRECTORY, BuilderLimits
+from ..engine_manifest import FORMAT_VERSION, MANIFEST_FILE, Manifest
 from ..file_sample import file_samples
 from .adapters import AdapterLimits
 from .build_plan import BuildPlan, dump_json, plan_build

@@ -17,7 +17,8 @@ from .families import read_config
 from .families.base import DecoderConfig
 from .families.decoder import EMBEDDING, build_decoder, decoder_tensors, may_be_left_out
 from .families.text_part import check_text_alone
-from .graph import DATA_FILE, Graph, SharedTensor
+from .graph import DATA_FILE, Graph
+from .graph_parts import SharedTensor
 from .limits import WantedLimits, choose_limits
 from .lowerings import lowering as find_lowering
 from .onnx_writer import GraphFiles, lay_out

@@ -21,7 +21,8 @@ from ..tokenizer_failures import tokenizer_failures
 from .calibration_text import CALIBRATION_TEXT
 from .families.base import DecoderConfig
 from .families.decoder import EMBEDDING, build_decoder
-from .graph import DATA_FILE, Graph, Value
+from .graph import DATA_FILE, Graph
+from .graph_parts import Value
 from .input_moments import InputMoments, tile_of
 from .lowerings import lowering
 from .onnx_writer import GraphFiles, lay_out, write_weights

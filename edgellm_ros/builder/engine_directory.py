@@ -17,7 +17,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..engine_format import MANIFEST_FILE, open_engine_directory
+from ..engine_format import open_engine_directory
+from ..engine_manifest import MANIFEST_FILE
 from ..errors import EngineDirectoryError
 from ..json_values import read_json, shown
 

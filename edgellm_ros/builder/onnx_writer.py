@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import CheckpointError, MissingPackageError
-from .graph import DATA_FILE, Graph, Node, StoredTensor, TensorInfo
+from .graph import DATA_FILE, Graph
+from .graph_parts import Node, StoredTensor, TensorInfo
 
 if TYPE_CHECKING:
     import onnx

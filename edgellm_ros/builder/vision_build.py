@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..engine_format import CONFIG_FILE, MANIFEST_FILE, VISUAL_DATA_FILE, VISUAL_GRAPH_FILE, Manifest
+from ..engine_format import CONFIG_FILE, VISUAL_DATA_FILE, VISUAL_GRAPH_FILE
+from ..engine_manifest import MANIFEST_FILE, Manifest
 from ..errors import CheckpointError
 from ..file_sample import file_samples
 from ..vision.processor_settings import LEVELS

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..errors import RefusalCode, RequestError
+from ..errors import Refusal, RefusalCode, RequestError
 from .cameras import Camera, cameras_of, decode_frame, stamp_of
 from .memory import keep_message_memory
 from .parameters import ImageSettings, Settings
-from .synchronizer import FRAMES_KEPT, Frame, FrameEvent, FrameSet, NoFrames, Synchronizer
+from .synchronizer import FRAMES_KEPT, Frame, FrameEvent, FrameSet, Lack, NoFrames, Synchronizer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -202,6 +202,20 @@ class CameraInputs:
         """The newest valid frames of the moment, or why there are none."""
         self._look()
         return self.frames.select(self._now(), slop=settings.sync_slop, max_age=settings.max_age)
+
+    def silent(self, settings: ImageSettings) -> Refusal | None:
+        """Why nobody may go on by what the cameras showed last: one of them is older than ``images.max_age``.
+
+        Frames that wait are taken only where those that are known are too old.
+        """
+        now, limit = self._now(), settings.max_age
+        ages = [self.frames.age(camera.name, now) for camera in self.cameras]
+        if not limit or all(age is not None and age <= limit for age in ages):
+            return None
+        found = self.select(settings)
+        if isinstance(found, NoFrames) and found.lack is not Lack.UNPAIRED:
+            return Refusal(RefusalCode.NO_IMAGES, found.sentence)
+        return None
 
     def take(
         self, settings: ImageSettings, *, stopped: Callable[[], bool], deadline: float = float("inf")

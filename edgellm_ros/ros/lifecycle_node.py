@@ -30,6 +30,7 @@ from .memory import release_memory
 from .monitor import Monitor, NodeState
 from .parameter_server import ParameterServer
 from .parameters import Settings
+from .policy_host import unfit
 from .policy_io import PolicyIO
 from .publishers import Publishers, publishable, reliable
 from .qos_events import QosWatch
@@ -39,6 +40,7 @@ from .transitions import refuse_impossible_transitions, transition
 CANCELLED = Refusal(RefusalCode.CANCELLED, "The request was cancelled.")
 RESET = Refusal(RefusalCode.CANCELLED, "The request was cancelled by a reset.")
 DISABLED = Refusal(RefusalCode.DISABLED, "The node is paused; call its service enable with true.")
+LEFT = Refusal(RefusalCode.SUPERSEDED, "A prompt that is no task took the place of the task that moved the robot.")
 DEACTIVATED = Refusal(RefusalCode.NOT_ACTIVE, "The node was deactivated.")
 SHUT_DOWN = Refusal(RefusalCode.SHUTTING_DOWN, "The node is shutting down.")
 FAILED = Refusal(RefusalCode.NOT_ACTIVE, "The node stopped after a transition that failed.")
@@ -264,6 +266,8 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
             host.policy.manifest.present_cameras([camera.name for camera in self.state.cameras.cameras])
             self.state.policy = PolicyIO(self, host.policy, self.state.cameras, self.counters)
             host.act = self.state.policy.make_run
+            host.leave = functools.partial(self.state.policy.motion.leave, LEFT)
+            self.parameters.unserved = functools.partial(unfit, host.policy.manifest)
 
     def _close_inputs(self) -> None:
         policy, self.state.policy = self.state.policy, None

@@ -53,6 +53,8 @@ class Motion:
         self._counts: Counter[str] = Counter()
         self.timeline = ChunkTimeline()
         self._held = True
+        self._runs_on = False
+        self._blind = 0  # ns; until then the robot could not be seen or felt, and what was observed before is no use
         self._ended = False  # the plan came to its end without a hold, and nobody needs to be told of it any more
 
     @property
@@ -72,13 +74,18 @@ class Motion:
         with self._lock:
             return dict(self._counts)
 
-    def begin(self, timeline: ChunkTimeline, now: int = 0) -> int:
-        """Go on under these rules, joined to what is followed at ``now``; returns the epoch of the chunks to come."""
+    def begin(self, timeline: ChunkTimeline, now: int = 0, *, runs_on: bool = False) -> int:
+        """Go on under these rules, joined to what is followed at ``now``; returns the epoch of the chunks to come.
+
+        ``runs_on``: chunk after chunk is to come, so that what is followed is not meant to be followed to its end.
+        """
         with self._lock:
+            self._runs_on = runs_on
             self._ended = not self.timeline.running(now)
             if not self._ended:
                 timeline.take_over(self.timeline)
             self.timeline = timeline
+            self._blind = 0
             self._epoch += 1
             return self._epoch
 
@@ -115,6 +122,12 @@ class Motion:
                         "dropped.",
                         RefusalCode.STALE_OBSERVATION,
                     )
+                if chunk.stamp < self._blind:
+                    raise ChunkError(
+                        "the chunk's observation is of before the robot was stopped for want of newer ones; it is "
+                        "dropped.",
+                        RefusalCode.STALE_OBSERVATION,
+                    )
                 check_finite(chunk.rows, chunk.names)
                 if chunk.path is not None and not chunk.path.finite:
                     raise ChunkError("the chunk's path holds a number that is not finite; it is dropped.")
@@ -144,12 +157,29 @@ class Motion:
         if not held:
             self._on_stop(refusal)
 
+    def leave(self, refusal: Refusal) -> None:
+        """Stop where the task that ran on was superseded by what moves nothing; a single chunk goes on to its end."""
+        with self._lock:
+            left = self._runs_on and not self._held
+        if left:
+            self.stop(refusal)
+
     def fault(self, refusal: Refusal, now: int = 0, *, hold: bool) -> None:
         """An observation cannot be used: stay from ``now`` (ns; 0: long since) until one can, in the same epoch."""
         with self._lock:
             self._counts[f"fault.{refusal.code.value}"] += 1
             if hold and not self._held:
                 self._hold(now)
+        self._on_stop(refusal)
+
+    def blind(self, refusal: Refusal, now: int) -> None:
+        """A robot that moves is not seen or felt any more: stay, and drop what is computed of observations so far."""
+        with self._lock:
+            if self._held:
+                return
+            self._counts[f"fault.{refusal.code.value}"] += 1
+            self._blind = now
+            self._hold(now)
         self._on_stop(refusal)
 
     def clock_jumped(self, refusal: Refusal) -> None:
@@ -159,6 +189,7 @@ class Motion:
             if not held:
                 self._hold()
             self.timeline.clear()
+            self._blind = 0
         if not held:
             self._on_stop(refusal)
 

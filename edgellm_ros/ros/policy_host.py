@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -131,7 +131,7 @@ def check_settings(
     manifest: PolicyManifest, action: ActionSettings, safety: SafetySettings, joint_names: tuple[str, ...]
 ) -> None:
     """:raises PolicyError: names or limits are not one for each dimension of an action, units are not those of joint
-    messages, or steps are too many.
+    messages, or denoise or executed steps are too many.
     """
     width = manifest.action.width
     if manifest.meaning is ActionMeaning.JOINT_POSITION:
@@ -148,13 +148,20 @@ def check_settings(
             "actions "
             f"have {width} dimensions: {', '.join(manifest.action.names)}."
         )
-    for name in ("lower", "upper", "max_step"):
-        entries = len(getattr(safety, name))
-        if entries not in (0, width):
-            raise PolicyError(
-                f"safety.{name} has {entries} entries; want {width}, one for each action dimension, or none."
-            )
-    if action.denoise_steps > manifest.max_denoise_steps:
-        raise PolicyError(
-            f"action.denoise_steps is {action.denoise_steps}; this engine takes at most {manifest.max_denoise_steps}."
-        )
+    given = {f"action.{name}": getattr(action, name) for name in ("denoise_steps", "execute_steps")}
+    given |= {f"safety.{name}": getattr(safety, name) for name in ("lower", "upper", "max_step")}
+    for name, value in given.items():
+        if reason := unfit(manifest, name, value):
+            raise PolicyError(reason)
+
+
+def unfit(manifest: PolicyManifest, name: str, value: Any) -> str | None:
+    """Why a policy has no use for the value of a parameter; None where it may be set."""
+    width = manifest.action.width
+    if name in ("safety.lower", "safety.upper", "safety.max_step") and len(value or ()) not in (0, width):
+        return f"{name} has {len(value)} entries; want {width}, one for each action dimension, or none."
+    if name == "action.denoise_steps" and value > manifest.max_denoise_steps:
+        return f"{name} is {value}; this engine takes at most {manifest.max_denoise_steps}."
+    if name == "action.execute_steps" and value > manifest.horizon:
+        return f"{name} is {value}; a chunk of this policy has {manifest.horizon} actions: want as many at most."
+    return None

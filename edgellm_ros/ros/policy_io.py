@@ -10,7 +10,7 @@ from rclpy.clock import Clock, ClockType
 from rclpy.qos import QoSProfile, qos_profile_sensor_data
 from sensor_msgs.msg import JointState
 
-from ..errors import Refusal, RefusalCode
+from ..errors import ObservationError, Refusal, RefusalCode
 from .action_publishers import ActionPublishers
 from .driving_inputs import DrivingInputs
 from .images import CameraInputs
@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from .counters import Counters
     from .generation_run import Outputs
     from .lifecycle_node import EdgeLLMNode
+    from .parameters import Settings
     from .policy_host import PolicyHost
 
 JOINT_DEPTH, ODOMETRY_DEPTH = 10, 50
 WATCH_PERIOD = 0.02  # s between looks at whether a plan has run out
+SILENT_LOOKS = 5  # in a row before silence counts: messages may wait for this thread, which had no time for them
 
 
 class PolicyIO:
@@ -51,6 +53,7 @@ class PolicyIO:
             self.odometry = OdometryTracker()
             self._driving = DrivingInputs(cameras, self.odometry, driving, host.manifest.step_time)
             self._subscription = self._subscribe(Odometry, "odom", self._on_odometry, ODOMETRY_DEPTH)
+        self._silence = 0  # looks in a row at which joints or cameras were silent
         self._clock = 0  # ns; the time at the last look
         self._runs_on = False  # whether the task has chunk after chunk, whatever action.rate has become meanwhile
         steady = Clock(clock_type=ClockType.STEADY_TIME)
@@ -109,9 +112,6 @@ class PolicyIO:
         self._node.destroy_subscription(self._subscription)
         self.outputs.close()
 
-    def _holds(self) -> bool:
-        return self._node.parameters.settings().safety.on_fault == "hold"
-
     def _stopped(self, refusal: Refusal) -> None:
         self._counters.refused(refusal)
         self._node.warn(f"motion {refusal.code.value}", refusal.message)
@@ -136,11 +136,26 @@ class PolicyIO:
         self._clock = now
         if now < before - JUMP * NANOSECONDS:
             self._forget_times((before - now) / NANOSECONDS)
-        if not self.motion.moving or not self._node.bridge.load[0]:
+        if not self._runs_on or not self.motion.moving or not self._node.bridge.load[0]:
+            self._silence = 0
             return
-        replays = self._node.parameters.settings().action.fixed_delay >= 0  # and has no robot that could starve
-        if self._runs_on and not replays:
-            self.motion.watch(now, hold=self._holds())
+        settings = self._node.parameters.settings()
+        if settings.action.fixed_delay >= 0:
+            return  # a replay has no robot that could starve
+        holds = settings.safety.on_fault == "hold"
+        silence = self._silent(settings, now) if not self.motion.watch(now, hold=holds) and holds else None
+        self._silence = self._silence + 1 if silence is not None else 0
+        if silence is not None and self._silence >= SILENT_LOOKS:
+            self.motion.blind(silence, now)
+
+    def _silent(self, settings: Settings, now: int) -> Refusal | None:
+        """Why the robot may not move on by what was seen and felt last."""
+        if self.odometry is None:
+            try:
+                self.joints.state(now, settings.safety.max_state_age)
+            except ObservationError as error:
+                return error.refusal
+        return self.cameras.silent(settings.images)
 
     def _forget_times(self, back: float) -> None:
         """The clock began again: what was seen, felt and planned before is of no known age."""

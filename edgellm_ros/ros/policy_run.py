@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _LATENCIES = 8  # chunks whose time tells how long the next will take
 _RETRY = 0.02  # s between looks at an observation that cannot be used
+_LONGEST_PAUSE = 3600.0  # s; a rate may be close to none
 _ONE_BY_ONE_WAIT = 0.5  # s for the joint states that belong to an image
 
 
@@ -103,7 +104,11 @@ class PolicyRun:
         :raises EdgeLLMError: the task cannot be read.
         """
         self._request.started = time.monotonic()
-        self._host.runtime.check_task(self._request.prompt)
+        try:
+            self._host.runtime.check_task(self._request.prompt)
+        except EdgeLLMError as error:
+            self._motion.leave(error.refusal)
+            raise
         return self._handle
 
     def stream(self) -> bool:
@@ -126,8 +131,12 @@ class PolicyRun:
 
     def _run(self) -> None:
         first = self._request.settings
-        epoch = self._motion.begin(_timeline(first), self._clock())
+        epoch = self._motion.begin(_timeline(first), self._clock(), runs_on=first.action.rate > 0)
         while not self._handle.cancelled:
+            if self._left(first) <= 0:
+                self._refusal = Refusal(RefusalCode.DEADLINE, "The task ran out of its time (generation.timeout).")
+                self._motion.stop(self._refusal)
+                return
             # A task that runs on takes up what was changed meanwhile; a single chunk keeps what its prompt came with.
             settings = self._settings() if first.action.rate > 0 else first
             begun = time.monotonic()
@@ -146,15 +155,13 @@ class PolicyRun:
             if refusal is not None and self._handle.wait(_RETRY):
                 return
             if settings.action.pairing == "latest":
-                self._handle.wait(max(0.0, 1.0 / first.action.rate - (time.monotonic() - begun)))
-            if self._over(first):
-                self._refusal = Refusal(RefusalCode.DEADLINE, "The task ran out of its time (generation.timeout).")
-                self._motion.stop(self._refusal)
-                return
+                pause = 1.0 / first.action.rate - (time.monotonic() - begun)
+                self._handle.wait(max(0.0, min(pause, self._left(first), _LONGEST_PAUSE)))
 
-    def _over(self, settings: Settings) -> bool:
+    def _left(self, settings: Settings) -> float:
+        """Of the task's time, in s."""
         limit = settings.generation.timeout
-        return limit > 0 and time.monotonic() - self._request.started > limit
+        return self._request.started + limit - time.monotonic() if limit > 0 else float("inf")
 
     def _observe(self, settings: Settings) -> Observation | None:
         """What the robot sees and feels; None where there is nothing new yet.

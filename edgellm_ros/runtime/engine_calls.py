@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..backends.base import Backend, Captured, EmbeddingTable, Engine, RopeKind, Sampler, Tensor
+from ..backends.base import Backend, EmbeddingTable, Engine, RopeKind, Sampler, Tensor
+from ..backends.stream_work import Captured
 from .engine_tensors import EngineTensors
 
 

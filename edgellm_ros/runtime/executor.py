@@ -7,6 +7,7 @@ caller says which sequence sits in which row and how much of it the cache holds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 
 import numpy as np
 
@@ -51,49 +52,52 @@ class ModelExecutor:
         source: WeightSource | None = None,
     ) -> None:
         config = directory.config
-        self.limits = config.limits
+        self.limits = limits = config.limits
         self.vocab_size = config.vocab_size
-        self.prefill_chunk = min(prefill_chunk, config.limits.max_input_len)
+        self.prefill_chunk = min(prefill_chunk, limits.max_input_len)
         self.join_chunk = min(join_chunk, self.prefill_chunk)
         self.score_chunk = min(score_chunk, self.prefill_chunk)
         self.observer: StepObserver | None = None
         self._backend = backend
         layout = CacheLayout(config.kv_layers, cache_dtype(config.kv_cache_dtype))
         source = source or WeightSource.of(directory, None)
-        self.engine = backend.open_engine(directory.path, cache_layout=layout, weights=source.weights)
-        self.embeddings = backend.open_embeddings(
-            source.embedding_file, scale=config.embedding_scale, tensor=source.embedding_tensor
-        )
-        self.cache = backend.allocate_kv_cache(layout, self.limits.max_batch_size, self.limits.max_kv_cache_capacity)
-        self.engine.bind_cache(self.cache)
-        self.sampler = backend.allocate_sampler(self.limits.max_batch_size, self.vocab_size)
-        rows = self.limits.max_batch_size
-        capabilities = self.engine.capabilities
-        if mixed_positions is None:
-            mixed_positions = capabilities.mixed_positions
-        self.mixed_positions = mixed_positions if capabilities.mixed_positions else 0
-        # A block of positions that see each other is one chunk, however long it is.
-        self.most_positions = self.limits.max_input_len if "attend_end" in self.engine.inputs else self.prefill_chunk
-        positions = max(rows, self.most_positions, self.mixed_positions)
-        form = AdapterFormat.from_config(config.extra)
-        self.adapters = None if form is None else AdapterTensors(backend, self.engine, form, rows)
-        self.tensors = EngineTensors(
-            backend,
-            self.engine,
-            config,
-            positions=positions,
-            rows=rows,
-            wanted=max(rows, self.score_chunk),
-            adapters=self.adapters,
-        )
-        check_embeddings(self.embeddings, config)
-        self.calls = EngineCalls(
-            backend, self.engine, self.tensors, self.embeddings, self.sampler, whole_chunk=self.prefill_chunk
-        )
-        self.media = RowMedia(backend, self.tensors, config, rows)
-        # Token ids and past lengths that the device holds already, as the last decode step left them.
-        self._standing: tuple[list[int], list[int]] | None = None
-        self._host = np.zeros((5, positions), np.int32)
+        with ExitStack() as undo:
+            opened = backend.open_engine(directory.path, cache_layout=layout, weights=source.weights)
+            self.engine = undo.enter_context(closing(opened))
+            self.embeddings = backend.open_embeddings(
+                source.embedding_file, scale=config.embedding_scale, tensor=source.embedding_tensor
+            )
+            self.cache = backend.allocate_kv_cache(layout, limits.max_batch_size, limits.max_kv_cache_capacity)
+            self.engine.bind_cache(self.cache)
+            rows = limits.max_batch_size
+            self.sampler = backend.allocate_sampler(rows, self.vocab_size)
+            capabilities = self.engine.capabilities
+            if mixed_positions is None:
+                mixed_positions = capabilities.mixed_positions
+            self.mixed_positions = mixed_positions if capabilities.mixed_positions else 0
+            # A block of positions that see each other is one chunk, however long it is.
+            self.most_positions = limits.max_input_len if "attend_end" in self.engine.inputs else self.prefill_chunk
+            positions = max(rows, self.most_positions, self.mixed_positions)
+            form = AdapterFormat.from_config(config.extra)
+            self.adapters = None if form is None else AdapterTensors(backend, self.engine, form, rows)
+            self.tensors = EngineTensors(
+                backend,
+                self.engine,
+                config,
+                positions=positions,
+                rows=rows,
+                wanted=max(rows, self.score_chunk),
+                adapters=self.adapters,
+            )
+            check_embeddings(self.embeddings, config)
+            self.calls = EngineCalls(
+                backend, self.engine, self.tensors, self.embeddings, self.sampler, whole_chunk=self.prefill_chunk
+            )
+            self.media = RowMedia(backend, self.tensors, config, rows)
+            # Token ids and past lengths that the device holds already, as the last decode step left them.
+            self._standing: tuple[list[int], list[int]] | None = None
+            self._host = np.zeros((5, positions), np.int32)
+            undo.pop_all()
 
     # -- rows --------------------------------------------------------------------------------------------------
 

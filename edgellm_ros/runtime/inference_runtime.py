@@ -10,7 +10,8 @@ from typing import Any
 
 from ..backends.base import Backend
 from ..backends.registry import graph_libraries
-from ..engine_format import EngineConfig, Manifest
+from ..engine_format import EngineConfig
+from ..engine_manifest import Manifest
 from ..errors import InputTooLongError, Refusal, RequestError
 from .boundary import BoundaryHook
 from .cache_policy import DERIVE_REPLAY_TAIL

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from ..backends.base import Backend, EmbeddingTable
 from ..backends.cuda.plan_file import plan_of
 from ..backends.registry import open_backend
 from ..chat_template import special_token_names
-from ..engine_format import EngineConfig, EngineDirectory, Manifest
+from ..engine_format import EngineConfig, EngineDirectory
+from ..engine_manifest import Manifest
 from ..errors import EdgeLLMError, MisuseError, RefusalCode
 from ..json_values import shown
 from ..vision.pruner import VisualPrunerConfig
@@ -56,47 +58,45 @@ class RankModel:
             )
         self._directory = artifacts.directory
         self.tokenizer = artifacts.tokenizer
-        self._engine = OpenedEngine.open(artifacts, backend, threads, sizes)
-        self.passed_over = self._engine.passed_over
-        self.executor = self._engine.executor
-        tensors = self.executor.adapters
-        self.adapters = Adapters(tensors.form if tensors is not None else None, tensors)
-        try:
+        with ExitStack() as undo:
+            self._engine = undo.enter_context(closing(OpenedEngine.open(artifacts, backend, threads, sizes)))
+            self.passed_over = self._engine.passed_over
+            self.executor = self._engine.executor
+            tensors = self.executor.adapters
+            self.adapters = Adapters(tensors.form if tensors is not None else None, tensors)
             self.adapters.load_all(lora_weights or {})
-        except BaseException:
-            self._engine.close()
-            raise
-        self._strategy = VanillaDecoding(self.executor, self.tokenizer)
-        self._reuse = PrefixReuse(
-            None
-            if context_cache is None
-            else ContextCache(context_cache, self.executor.cache, self._engine.backend.synchronize),
-            SystemPromptStore(self.executor, self.tokenizer, self.adapters),
-        )
-        executor, backend = self.executor, self._engine.backend
-        window = bool(executor.engine.capabilities.window or self.config.extra.get("sliding_window"))
-        self._pruner = TokenPruner(backend, executor.embeddings, executor.media, window=window)
-        self.admission = Admission(
-            self.config, executor, self.tokenizer, self._strategy, self._reuse, self._pruner, self.adapters
-        )
-        self.vision = None if artifacts.visual is None else self._open_vision(artifacts.visual)
-        self._hidden_states = HiddenStates()
-        self.action_noise_seed: int | None = None
+            self._strategy = VanillaDecoding(self.executor, self.tokenizer)
+            self._reuse = PrefixReuse(
+                None
+                if context_cache is None
+                else ContextCache(context_cache, self.executor.cache, self._engine.backend.synchronize),
+                SystemPromptStore(self.executor, self.tokenizer, self.adapters),
+            )
+            executor, backend = self.executor, self._engine.backend
+            window = bool(executor.engine.capabilities.window or self.config.extra.get("sliding_window"))
+            self._pruner = TokenPruner(backend, executor.embeddings, executor.media, window=window)
+            self.admission = Admission(
+                self.config, executor, self.tokenizer, self._strategy, self._reuse, self._pruner, self.adapters
+            )
+            self.vision = None
+            if artifacts.visual is not None:
+                self.vision = undo.enter_context(closing(self._open_vision(artifacts.visual)))
+                self._announce(self.vision)
+            self._hidden_states = HiddenStates()
+            self.action_noise_seed: int | None = None
+            undo.pop_all()
 
     def _open_vision(self, directory: VisualDirectory) -> VisionRunner:
-        try:
-            vision = VisionRunner(
-                directory, self._engine.backend, tower_backend=_tower_backend(self._engine.backend.name, directory)
-            )
-        except BaseException:
-            self._engine.close()
-            raise
+        backend = self._engine.backend
+        return VisionRunner(directory, backend, tower_backend=_tower_backend(backend.name, directory))
+
+    def _announce(self, vision: VisionRunner) -> None:
+        """Let prompts hold images, and requests use what becomes of them."""
         self.admission.vision_metrics = vision.metrics
         self.executor.media.encode = self.admission.stage_times.timed("vision_encoder", vision.encode)
         bos = special_token_names(self.tokenizer.configuration).get("bos_token", "")
-        start = bos if directory.tower.blocks == "prompt" else ""
+        start = bos if vision.directory.tower.blocks == "prompt" else ""
         self.tokenizer.media_format = MediaFormat(vision.image_mark, vision.video_mark, start)
-        return vision
 
     # -- what it is --------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ class VisionMetrics:
 class VisionRunner:
     """``place`` may run on any threads; ``encode`` belongs to the one that drives the backend.
 
-    ``tower_backend`` runs the tower in place of ``backend``, which gets copies of its rows; it is closed with this.
+    ``tower_backend`` runs the tower in place of ``backend``, which gets copies of its rows; it is closed with this, and
+    where this cannot be made.
 
     :raises BackendError: the tower does not load.
     :raises EngineDirectoryError: the directory fails a check.
@@ -60,19 +62,25 @@ class VisionRunner:
         cache_bytes: int = DEFAULT_BUDGET_BYTES,
         tower_backend: Backend | None = None,
     ) -> None:
-        self.directory = directory
-        self.processor = processor or open_processor(directory.path)
-        self._backend = backend
-        self._tower_backend = tower_backend  # where the tower runs, if not where the language model does
-        self._rule = mrope_rule(directory)
-        check_fit(self.processor, directory, WARM_UP_SIZE)
-        self.tower = Tower(directory, tower_backend or backend)
-        self._device = device_images(self.processor, directory, tower_backend or backend)
-        self.cache = EncoderCache(cache_bytes)
-        self.metrics = VisionMetrics()
-        self._counting = threading.Lock()  # of what several threads add to
-        # Placeholder and grid follow from the size of an image alone, and cameras keep theirs.
-        self._layouts: dict[tuple[int, ...], MediaItem] = {}
+        with ExitStack() as undo:
+            if tower_backend is not None:
+                undo.callback(tower_backend.close)
+            self.directory = directory
+            self.processor = processor or open_processor(directory.path)
+            self._backend = backend
+            self._tower_backend = tower_backend  # where the tower runs, if not where the language model does
+            self._rule = mrope_rule(directory)
+            check_fit(self.processor, directory, WARM_UP_SIZE)
+            self.tower = undo.enter_context(closing(Tower(directory, tower_backend or backend)))
+            self._device = device_images(self.processor, directory, tower_backend or backend)
+            if self._device is not None:
+                undo.callback(self._device.close)
+            self.cache = EncoderCache(cache_bytes)
+            self.metrics = VisionMetrics()
+            self._counting = threading.Lock()  # of what several threads add to
+            # Placeholder and grid follow from the size of an image alone, and cameras keep theirs.
+            self._layouts: dict[tuple[int, ...], MediaItem] = {}
+            self._closing = undo.pop_all()
 
     @classmethod
     def open(cls, path: Path, backend: Backend, **options: Any) -> VisionRunner:
@@ -235,13 +243,9 @@ class VisionRunner:
         }
 
     def close(self) -> None:
-        """Free the tower and what it gave."""
+        """Free the tower and what it gave; a second call does nothing."""
         self.cache.clear()
-        self.tower.close()
-        if self._device is not None:
-            self._device.close()
-        if self._tower_backend is not None:
-            self._tower_backend.close()
+        self._closing.close()
 
 
 def _triple(grid: np.ndarray) -> tuple[int, int, int]:

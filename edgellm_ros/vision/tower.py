@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,19 +46,22 @@ class Tower:
     def __init__(self, directory: VisualDirectory, backend: Backend) -> None:
         self.settings = directory.tower
         self._backend = backend
-        self._engine = backend.open_engine(directory.graph)
-        self._tables: OrderedDict[tuple[int, int], dict[str, Tensor]] = OrderedDict()
-        self.planes = [f"{_PLANE}{index}" for index in range(self.settings.deepstack_planes)]
-        for name, tensor in ((PIXELS, self._engine.inputs.get(PIXELS)), (EMBEDS, self._engine.outputs.get(EMBEDS))):
-            if tensor is None:
-                raise EngineDirectoryError(f"{directory.graph} has no {name!r}; build the engine directory again.")
-        width = self._engine.outputs[EMBEDS].shape[2]
-        planes = {name for name in self._engine.outputs if name.startswith(_PLANE)}
-        if width != self.settings.hidden_size or planes != {*self.planes}:
-            raise EngineDirectoryError(
-                f"{directory.graph} gives rows of {width} numbers and {len(planes)} planes; config.json tells of "
-                f"{self.settings.hidden_size} and {self.settings.deepstack_planes}: build the engine directory again."
-            )
+        with ExitStack() as undo:
+            self._engine = undo.enter_context(closing(backend.open_engine(directory.graph)))
+            self._tables: OrderedDict[tuple[int, int], dict[str, Tensor]] = OrderedDict()
+            self.planes = [f"{_PLANE}{index}" for index in range(self.settings.deepstack_planes)]
+            for name, tensor in ((PIXELS, self._engine.inputs.get(PIXELS)), (EMBEDS, self._engine.outputs.get(EMBEDS))):
+                if tensor is None:
+                    raise EngineDirectoryError(f"{directory.graph} has no {name!r}; build the engine directory again.")
+            width = self._engine.outputs[EMBEDS].shape[2]
+            planes = {name for name in self._engine.outputs if name.startswith(_PLANE)}
+            if width != self.settings.hidden_size or planes != {*self.planes}:
+                raise EngineDirectoryError(
+                    f"{directory.graph} gives rows of {width} numbers and {len(planes)} planes; config.json tells of "
+                    f"{self.settings.hidden_size} and {self.settings.deepstack_planes}: build the engine directory "
+                    "again."
+                )
+            undo.pop_all()
 
     def encode(self, pixels: np.ndarray | Tensor, grid: tuple[int, int, int] | None = None) -> EncodedMedia:
         """Rows of one item: tiles [N,3,side,side], or patches [S,values] of a ``grid`` [time,rows,columns].

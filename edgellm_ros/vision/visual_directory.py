@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..engine_format import CONFIG_FILE, MANIFEST_FILE, VISUAL_DIRECTORY, VISUAL_GRAPH_FILE, Manifest
+from ..engine_format import CONFIG_FILE, VISUAL_DIRECTORY, VISUAL_GRAPH_FILE
+from ..engine_manifest import MANIFEST_FILE, Manifest
 from ..errors import EngineDirectoryError
 from ..file_sample import check_content
 from ..json_values import read_json, shown

@@ -11,6 +11,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from edgellm_ros.action.observation import Observation
+from edgellm_ros.builder.build import build_engine
 
 REFERENCE = Path(__file__).parent / "reference"
 
@@ -19,6 +20,17 @@ def reference(family):
     """Folder, arrays and cases of a stored reference."""
     folder = REFERENCE / family
     return folder, np.load(folder / "reference.npz"), json.loads((folder / "reference.json").read_text())
+
+
+def build_references(root, families):
+    """The engine directories of stored references, by family."""
+    (root / "robot.yaml").write_text("embodiment: libero_sim\n")
+    return {
+        family: build_engine(
+            REFERENCE / family, root / family, policy_settings=root / "robot.yaml" if family == "groot" else None
+        )
+        for family in families
+    }
 
 
 def observation(arrays, case, cameras, stamp=0):

@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pytest
 
+from edgellm_ros.action.dimensions import Dimensions
 from edgellm_ros.action.fingerprints import Fingerprints
 from edgellm_ros.action.normalization import IDENTITY, Normalization, NormalizationKind
 from edgellm_ros.action.policy_manifest import (
     POLICY_FILE,
     ActionMeaning,
     CameraSlot,
-    Dimensions,
     FlowResult,
     Handoff,
     ImageFit,

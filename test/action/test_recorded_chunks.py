@@ -9,7 +9,7 @@ pytest.importorskip("onnxruntime")
 
 from cuda_device import open_cuda_backend
 from fake_cuda import FakeDriver
-from policy_checkpoints import REFERENCE, observation, reference, scaled_error
+from policy_checkpoints import REFERENCE, build_references, observation, reference, scaled_error
 from pretend_gpu import pretend_backend
 
 from edgellm_ros.action import context_engines
@@ -31,14 +31,7 @@ REFERENCES = {family: reference(family)[1:] for family in FAMILIES}
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory):
-    root = tmp_path_factory.mktemp("policies")
-    (root / "robot.yaml").write_text("embodiment: libero_sim\n")
-    return {
-        family: build_engine(
-            REFERENCE / family, root / family, policy_settings=root / "robot.yaml" if family == "groot" else None
-        )
-        for family in FAMILIES
-    }
+    return build_references(tmp_path_factory.mktemp("policies"), FAMILIES)
 
 
 class Pretended:

@@ -54,7 +54,7 @@ class FakeDriver:
         self._attributes = {1: 9, 2: 0, 3: 132, 4: int(pools)}
         self.blocks: dict[int, Any] = {}  # device memory in use
         self.pinned: dict[int, Any] = {}
-        self.contexts = 0
+        self.contexts = self.streams = 0
         self.events = self.graphs = 0  # alive
         self.host_calls: list[Callable[[], None]] = []  # that were recorded
         self.launches: list[str] = []  # names of kernels that ran
@@ -113,9 +113,11 @@ class FakeDriver:
         return (Status.CUDA_SUCCESS,)
 
     def cuStreamCreate(self, flags: int) -> tuple[Any, ...]:
+        self.streams += 1
         return Status.CUDA_SUCCESS, 5
 
     def cuStreamDestroy(self, stream: int) -> tuple[Any, ...]:
+        self.streams -= 1
         return (Status.CUDA_SUCCESS,)
 
     def cuStreamSynchronize(self, stream: int) -> tuple[Any, ...]:

@@ -58,6 +58,16 @@ def test_a_graph_whose_numbers_cannot_be_relied_on_is_refused(
         CPUBackend(1).open_engine(write_tiny_model(tmp_path, **switches))
 
 
+def test_an_engine_that_is_refused_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[CPUEngine] = []
+    monkeypatch.setattr(CPUEngine, "close", lambda engine: closed.append(engine))
+    with pytest.raises(BackendError, match="probe"):
+        CPUBackend(1).open_engine(write_tiny_model(tmp_path / "probe", ignore_past=True))
+    with pytest.raises(BackendError, match=r"config\.json wants"):
+        CPUBackend(1).open_engine(write_tiny_model(tmp_path / "caches"), cache_layout=CacheLayout(((1, 2),)))
+    assert len(closed) == 2
+
+
 def test_a_cache_that_is_not_written_in_place_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = CPUKVCache.__init__
     copies: list[list[np.ndarray]] = []  # kept: the engine holds their addresses

@@ -12,6 +12,7 @@ from fake_cuda import FakeDriver, Status
 from pretend_gpu import pretend_backend, pretend_device
 
 from edgellm_ros.backends.base import CacheLayout, DataType, SamplingRow
+from edgellm_ros.backends.cuda import backend as cuda_backend
 from edgellm_ros.backends.cuda.device import Device
 from edgellm_ros.backends.cuda.driver import ContextLostError, Driver
 from edgellm_ros.errors import BackendError, MisuseError
@@ -38,12 +39,33 @@ def test_a_machine_that_cannot_serve_is_refused_in_a_sentence(module: object, se
         Device(driver=Driver(module))
 
 
-def test_a_device_that_fails_to_start_keeps_nothing() -> None:
+@pytest.mark.parametrize("call", ["cuCtxSetCurrent", "cuStreamCreate", "cuMemHostAlloc", "cuEventCreate"])
+def test_a_device_that_fails_to_start_keeps_nothing(call: str) -> None:
     driver = FakeDriver()
-    driver.fail["cuStreamCreate"] = Status.CUDA_ERROR_OUT_OF_MEMORY
+    driver.fail[call] = Status.CUDA_ERROR_OUT_OF_MEMORY
     with pytest.raises(BackendError, match="out of memory"):
         pretend_device(driver)
-    assert driver.contexts == 0
+    assert (driver.contexts, driver.streams, driver.pinned) == (0, 0, {})
+    driver.fail.clear()
+    pretend_device(driver).close()
+    assert (driver.contexts, driver.streams, driver.events, driver.pinned) == (0, 0, 0, {})
+
+
+def test_a_backend_that_fails_to_start_closes_the_device_that_it_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver()
+
+    def fails(device: Device) -> None:
+        raise BackendError("no folder for kernels; set HOME.")
+
+    monkeypatch.setattr(cuda_backend, "Device", lambda ordinal: pretend_device(driver))
+    monkeypatch.setattr(cuda_backend, "Kernels", fails)
+    with pytest.raises(BackendError, match="no folder for kernels"):
+        cuda_backend.CUDABackend("onnxruntime")
+    assert (driver.contexts, driver.streams, driver.events, driver.pinned) == (0, 0, 0, {})
+    with pytest.raises(BackendError, match="no folder for kernels"):
+        cuda_backend.CUDABackend("onnxruntime", device=(shared := pretend_device(driver)))
+    assert driver.contexts == 1
+    shared.close()
 
 
 @pytest.mark.parametrize("pools", [True, False], ids=["pools", "no pools"])

@@ -125,6 +125,7 @@ OF_A_POLICY = {
     "joints too few": ({"action.joint_names": ["a", "b"]}, False),
     "limits": ({"safety.upper": [1.0, 1.0, 1.0, 1.0]}, True),
     "limits too few": ({"safety.upper": [1.0]}, False),
+    "actions too many": ({"action.execute_steps": 8}, False),
 }
 
 

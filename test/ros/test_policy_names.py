@@ -11,7 +11,7 @@ from edgellm_ros.action.noise import NoiseSeeds
 from edgellm_ros.action.policy_manifest import ActionMeaning
 from edgellm_ros.errors import PolicyError
 from edgellm_ros.ros.parameters import Settings
-from edgellm_ros.ros.policy_host import PolicyHost, check_settings
+from edgellm_ros.ros.policy_host import PolicyHost, check_settings, unfit
 
 
 def host(state, action, joint_names=()):
@@ -46,7 +46,10 @@ def test_positions_in_other_units_than_those_of_joint_messages_are_refused(part,
     def check(meaning):
         parts = {key: SimpleNamespace(names=names, units=value, width=3) for key, value in units.items()}
         check_settings(
-            SimpleNamespace(meaning=meaning, max_denoise_steps=10, **parts), settings.action, settings.safety, names
+            SimpleNamespace(meaning=meaning, max_denoise_steps=10, horizon=7, **parts),
+            settings.action,
+            settings.safety,
+            names,
         )
 
     check(ActionMeaning.JOINT_POSITION)
@@ -72,3 +75,10 @@ def test_positions_in_other_units_than_those_of_joint_messages_are_refused(part,
 def test_a_first_step_counts_from_the_same_joint(state, action, wanted):
     found = host(state, action).positions(np.arange(1.0, 1 + len(state)))
     assert (None if found is None else found.tolist()) == wanted
+
+
+@pytest.mark.parametrize(("steps", "fits"), [(0, True), (4, True), (5, False)])
+def test_more_denoise_steps_than_the_engine_takes_are_refused(steps, fits):
+    policy = SimpleNamespace(action=SimpleNamespace(width=1), max_denoise_steps=4, horizon=7)
+    reason = unfit(policy, "action.denoise_steps", steps)
+    assert reason is None if fits else reason == "action.denoise_steps is 5; this engine takes at most 4."

@@ -204,13 +204,27 @@ def test_a_chunk_beyond_a_limit_holds_the_robot_and_says_which_joint(start):
     assert not robot.trajectories[0].points and not robot.chunks
 
 
-def test_limits_of_another_width_stop_the_configuration(start_node, engine):
-    bench = start_node(
-        {"engine.backend": "auto", "engine.directory": str(engine), "safety.max_step": [0.1]}, active=False
-    )
+UNFIT = [
+    ("safety.max_step", [0.1], "safety.max_step has 1 entries; want 4"),
+    ("safety.lower", [0.1] * 5, "safety.lower has 5 entries; want 4"),
+    ("action.execute_steps", 8, "action.execute_steps is 8; a chunk of this policy has 7 actions"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "sentence"), UNFIT)
+def test_what_does_not_fit_the_policy_stops_the_configuration(start_node, engine, name, value, sentence):
+    bench = start_node({"engine.backend": "auto", "engine.directory": str(engine), name: value}, active=False)
     assert not bench.change(Transition.TRANSITION_CONFIGURE)
-    assert "safety.max_step has 1 entries; want 4" in bench.node.state.failure
+    assert sentence in bench.node.state.failure
     assert bench.lifecycle == "unconfigured"
+
+
+def test_what_does_not_fit_the_policy_is_refused_while_it_runs(start):
+    bench, _robot = start()
+    for name, value, sentence in UNFIT:
+        assert sentence in bench.set(**{name.replace(".", "__"): value})[0]
+    assert set(bench.set(action__execute_steps=7, safety__max_step=[1.0] * 4)) == {""}
+    assert bench.set(safety__max_step=[]) == [""]
 
 
 @pytest.mark.parametrize("way", ["cancel", "disable", "deactivate", "reset"])
@@ -271,20 +285,23 @@ def _count(messages, number):
     return len(messages) == number
 
 
-def test_every_observation_is_used_once_and_a_replay_gives_the_same_bytes(start):
+@pytest.mark.parametrize("splice", ["replace", "blend", "ensemble", "rtc"])
+def test_every_observation_is_used_once_and_a_replay_gives_the_same_bytes(start, splice):
     options = {"action.rate": 50.0, "action.pairing": "every", "action.fixed_delay": 0.05, "generation.timeout": 0.0}
     told = []
-    for _ in range(2):
-        bench, robot = start(options)
+    for one_by_one in (True, False):  # a replay in a burst is the same
+        bench, robot = start({**options, "action.splice": splice, "action.blend_steps": 3})
         bench.client.ask(TASK)
         bench.wait_running()
         base = 1_700_000_000 * NANOSECONDS
         stamps = [base + k * NANOSECONDS // 10 for k in range(6)]
         for stamp in stamps:
             robot.observe(pictures(), state(), stamp)
-            bench.wait(functools.partial(_heard, robot.chunks, f"{stamp % NANOSECONDS:09d} "), "its chunk")
+            if one_by_one:
+                bench.wait(functools.partial(_heard, robot.chunks, f"{stamp % NANOSECONDS:09d} "), "its chunk")
         trajectories = robot.trajectories
         bench.wait(functools.partial(_count, trajectories, 6), "six trajectories")
+        bench.wait(functools.partial(_count, robot.chunks, 6), "six chunks")
         told.append(
             [
                 [bytes(np.array(chunk.data).tobytes()) for chunk in robot.chunks],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,19 @@ import numpy as np
 
 from ...errors import BackendError, MisuseError
 from ..base import CacheLayout, DataType, EmbeddingTable, ImageKernels, RopeKind, Tensor, TokenSpan
-from ..engine_tensors import is_language_model
 from ..host_embeddings import TENSOR_NAME
 from .device import Device
 from .embeddings import CUDAEmbeddingTable
 from .engine_frame import EngineFrame
+from .engine_loader import EngineLoader
 from .graphs import CUDAStep, Recorder
 from .images import CUDAImages
 from .kernels import Kernels
 from .kv_cache import CacheOrder, CUDAKVCache
-from .memory_check import check_memory
-from .onnxruntime import OnnxRuntimeEngine
-from .probe import probe
 from .sampler import CUDASampler
 from .selection import TokenSelection
 from .stopwatch import CUDAStopwatch
 from .tensor import CUDAMemory, CUDATensor, cuda_tensor
-from .tensorrt import TensorRTEngine
 
 _THREADS = 256
 _MOST_ADVANCED = 4  # arrays that one kernel takes
@@ -53,18 +50,21 @@ class CUDABackend:
     ) -> None:
         if library not in ("tensorrt", "onnxruntime"):
             raise BackendError(f"library is {library!r}; want 'tensorrt' or 'onnxruntime'.")
-        self._library, self._module = library, module
-        self.device = device or Device(ordinal)
-        self.kernels = kernels or Kernels(self.device)
-        self._recorder = Recorder(self.device, host_calls=library == "tensorrt")
-        self._selection = TokenSelection(self.device, self.kernels)
-        self.images: ImageKernels = CUDAImages(self.device, self.kernels)
-        self._engines: list[EngineFrame] = []
-        self._steps: set[CUDAStep] = set()
-        self._stopwatches: set[CUDAStopwatch] = set()
-        self._frequencies: dict[RopeKind, CUDAMemory] = {}
-        self._order = CacheOrder.HEADS_FIRST
-        self._closed = False
+        self._library = library
+        with ExitStack() as undo:
+            self.device = device or undo.enter_context(closing(Device(ordinal)))
+            self.kernels = kernels or Kernels(self.device)
+            self._recorder = Recorder(self.device, host_calls=library == "tensorrt")
+            self._loader = EngineLoader(self.device, self.kernels, self._recorder, library, module)
+            self._selection = TokenSelection(self.device, self.kernels)
+            self.images: ImageKernels = CUDAImages(self.device, self.kernels)
+            self._engines: list[EngineFrame] = []
+            self._steps: set[CUDAStep] = set()
+            self._stopwatches: set[CUDAStopwatch] = set()
+            self._frequencies: dict[RopeKind, CUDAMemory] = {}
+            self._order = CacheOrder.HEADS_FIRST
+            self._closed = False
+            undo.pop_all()
 
     @property
     def name(self) -> str:
@@ -94,62 +94,11 @@ class CUDABackend:
             raise BackendError(
                 f"the backend {self.name} takes no weights from a checkpoint; build them into the engine."
             )
-        path = Path(path)
-        check_memory(self.device, path, self._library)
-        engine = self._load(path, own_graph=False)
-        try:
-            self._start(engine, path, cache_layout)
-            steps = is_language_model(
-                engine.inputs, engine.outputs
-            )  # no other engine's runs are the provider's to record
-            if self._library == "onnxruntime" and steps and not engine.capabilities.capture:
-                # Its calls cannot stand in a graph of ours; the provider may still record them itself.
-                engine.close()
-                engine = self._load(path, own_graph=True)
-                self._start(engine, path, cache_layout)
-        except BaseException:
-            engine.close()
-            raise
+        engine = self._loader.open(Path(path), cache_layout)
         self._engines.append(engine)
         if engine.caches.layout.layers:
             self._order = engine.caches.order
         return engine
-
-    def _load(self, path: Path, *, own_graph: bool) -> EngineFrame:
-        if self._library == "tensorrt":
-            return TensorRTEngine(self.device, self.kernels, self._recorder, path, module=self._module)
-        return OnnxRuntimeEngine(
-            self.device, self.kernels, self._recorder, path, own_graph=own_graph, module=self._module
-        )
-
-    def _start(self, engine: EngineFrame, path: Path, cache_layout: CacheLayout | None) -> None:
-        if cache_layout is not None and cache_layout != engine.cache_layout:
-            raise BackendError(
-                f"{path} has caches {engine.cache_layout}; config.json wants {cache_layout}: "
-                "build the engine directory again."
-            )
-        rows = chunk = 0
-        if isinstance(engine, TensorRTEngine):
-            library = f"TensorRT {engine.version}"
-            rows, chunk = (*engine.largest("inputs_embeds"), 0, 0)[:2]
-        else:
-            assert isinstance(engine, OnnxRuntimeEngine)
-            library = f"onnxruntime {engine.version} with CUDA"
-        binding = engine.caches
-
-        def make_cache(rows: int, capacity: int) -> CUDAKVCache:
-            return CUDAKVCache(
-                self.device, self.kernels, binding.layout, rows, binding.fixed_capacity or capacity, binding.order
-            )
-
-        engine.capabilities = probe(
-            engine, self._recorder, self._place, make_cache, library, min(rows, 2), min(chunk, 5)
-        )
-
-    def _place(self, values: np.ndarray, dtype: DataType) -> CUDATensor:
-        tensor = self.allocate(values.shape, dtype)
-        tensor.write(values)
-        return tensor
 
     # memory
 
@@ -159,8 +108,7 @@ class CUDABackend:
         :raises BackendError: the GPU has not enough.
         """
         self._check_open()
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.numpy.itemsize
-        return CUDATensor(CUDAMemory(self.device, size, kind="tensors"), tuple(shape), dtype)
+        return CUDATensor.zeros(self.device, shape, dtype)
 
     def allocate_kv_cache(self, layout: CacheLayout, rows: int, capacity: int) -> CUDAKVCache:
         """Zeroed caches, in the order that the engine opened last wants.

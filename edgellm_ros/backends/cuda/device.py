@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 
-from ...errors import BackendError, MisuseError
+from ...errors import MisuseError
 from .driver import Driver
 from .staging import ReadbackSlots, StagingRing
 
@@ -42,17 +42,22 @@ class Device:
         self._later: list[int] = []  # what was let go of meanwhile
         self._closed = False
         self._allocations: dict[int, tuple[int, str]] = {}  # size and what it is for
-        self._context = call("cuDevicePrimaryCtxRetain", self._device)
-        try:
+        with ExitStack() as undo:
+            self._context = call("cuDevicePrimaryCtxRetain", self._device)
+            undo.callback(self._give_back, "cuDevicePrimaryCtxRelease", self._device)
+            undo.callback(setattr, _current, "device", None)
             self.enter()
             self.stream = call("cuStreamCreate", self.driver.module.CUstream_flags.CU_STREAM_NON_BLOCKING.value)
+            undo.callback(self._give_back, "cuStreamDestroy", self.stream)
             pools = self.driver.attribute(self._device, "MEMORY_POOLS_SUPPORTED")
             self._pool = call("cuDeviceGetDefaultMemPool", self._device) if pools else None
             self._staging = StagingRing(self)
             self._readbacks = ReadbackSlots(self)
-        except BackendError:
-            call("cuDevicePrimaryCtxRelease", self._device)
-            raise
+            undo.pop_all()
+
+    def _give_back(self, name: str, handle: Any) -> None:
+        if not self.driver.lost:
+            self.driver.call(name, handle)
 
     @property
     def stream_address(self) -> int:
@@ -195,5 +200,4 @@ class Device:
             self.driver.call("cuCtxSetCurrent", None)
         self._closed = True
         _current.device = None
-        if not self.driver.lost:
-            self.driver.call("cuDevicePrimaryCtxRelease", self._device)
+        self._give_back("cuDevicePrimaryCtxRelease", self._device)

@@ -8,7 +8,6 @@ from ...engine_format import (
     ACTION_DIRECTORY,
     EMBEDDING_FILE,
     GRAPH_FILE,
-    MANIFEST_FILE,
     PLAN_FILE,
     POLICY_FILE,
     VISUAL_DIRECTORY,
@@ -17,6 +16,7 @@ from ...engine_format import (
     open_engine_directory,
     read_json,
 )
+from ...engine_manifest import MANIFEST_FILE
 from ...errors import BackendError
 from ..base import DataType
 from .device import Device

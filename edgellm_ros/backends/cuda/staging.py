@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,9 +45,14 @@ class StagingRing:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._memory = PinnedMemory(device, 2 * _HALF_BYTES)
+        self._events: list[Any] = []
         flags = device.driver.module.CUevent_flags.CU_EVENT_DISABLE_TIMING.value
-        self._events = [device.driver.call("cuEventCreate", flags) for _ in range(2)]
+        with ExitStack() as undo:
+            self._memory = PinnedMemory(device, 2 * _HALF_BYTES)
+            undo.callback(self.close)
+            for _ in range(2):
+                self._events.append(device.driver.call("cuEventCreate", flags))
+            undo.pop_all()
         self._half = 0
         self._used = 0
 
@@ -73,9 +79,9 @@ class StagingRing:
 
     def close(self) -> None:
         """Free it; the stream must be idle."""
-        for event in self._events:
+        events, self._events = self._events, []
+        for event in () if self._device.driver.lost else events:
             self._device.driver.call("cuEventDestroy", event)
-        self._events = []
         self._memory.close()
 
 

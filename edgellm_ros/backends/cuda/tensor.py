@@ -37,6 +37,12 @@ class CUDATensor:
         self._shape = shape
         self._dtype = dtype
 
+    @classmethod
+    def zeros(cls, device: Device, shape: tuple[int, ...], dtype: DataType) -> CUDATensor:
+        """Over memory of its own. :raises BackendError: the GPU has not enough."""
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.numpy.itemsize
+        return cls(CUDAMemory(device, size, kind="tensors"), tuple(shape), dtype)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Elements along each axis."""

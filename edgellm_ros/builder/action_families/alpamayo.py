@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..graph import Value
+from ..graph_parts import Value
 from ..vision_families.layers import Layers
 from .stack import Stack, StackShape, interval_bias, prefix_inputs, rope_inputs
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...action.action_engine import ACTION_GRAPH_FILE
+from ...action.dimensions import Dimensions
 from ...action.driving import Driving
 from ...action.kinematics import HistoryTokens
 from ...action.normalization import IDENTITY, EpsilonRule, Normalization, NormalizationKind
 from ...action.policy_manifest import (
     ActionMeaning,
-    Dimensions,
     FlowResult,
     Handoff,
     ImageFit,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..graph import AttentionShape, Value
+from ..graph_parts import AttentionShape, Value
 from ..lowerings.base import attention_by_parts, whole
 from ..vision_families.layers import Layers
 from ..weight_views import constant_weight, entry, reshaped, rows_between, turned

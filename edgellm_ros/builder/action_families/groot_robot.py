@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...action.dimensions import Dimensions
 from ...action.normalization import EpsilonRule, Normalization, NormalizationKind
-from ...action.policy_manifest import Dimensions
 from ...errors import CheckpointError
 from ...json_values import shown
 from ..families.config_values import real_number, require, switch, whole_number

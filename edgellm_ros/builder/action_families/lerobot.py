@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...action.policy_manifest import Dimensions
+from ...action.dimensions import Dimensions
 from ...errors import CheckpointError
 from ..policy_checkpoint import PolicyCheckpoint
 from ..policy_settings import PolicySettings

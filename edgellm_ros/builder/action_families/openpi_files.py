@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...action.dimensions import Dimensions
 from ...action.normalization import EpsilonRule, Normalization, NormalizationKind
-from ...action.policy_manifest import Dimensions, ImageFit, PolicyManifest, StateInput
+from ...action.policy_manifest import ImageFit, PolicyManifest, StateInput
 from ...errors import CheckpointError, PolicyError
 from ...json_values import shown
 from ..families.config_values import require, whole_number

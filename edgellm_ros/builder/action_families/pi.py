@@ -15,7 +15,7 @@ import numpy as np
 
 from ...errors import CheckpointError
 from ..families.config_values import MOST_HEADS, MOST_LAYERS, real_number, require, whole_number
-from ..graph import Value
+from ..graph_parts import Value
 from ..lowerings.base import whole
 from ..vision_families.layers import Layers
 from ..weight_views import constant_weight

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..graph import AttentionShape, Graph, Value
+from ..graph import Graph
+from ..graph_parts import AttentionShape, Value
 from ..lowerings.base import attention_by_parts, bias_of, whole
 from ..vision_families.layers import Layers
 from ..weights import Weight, scaled, shifted

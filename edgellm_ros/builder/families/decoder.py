@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping
 
 from ...adapter_format import AdapterTarget
 from ..adapters import AdapterRoom
-from ..graph import AttentionShape, Graph, Value
+from ..graph import Graph
+from ..graph_parts import AttentionShape, Value
 from ..weights import Weight, scaled, shifted, stack_rows
 from .base import DecoderConfig, LayerPlan
 

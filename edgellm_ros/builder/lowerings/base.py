@@ -8,7 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from ..elements import scalar
-from ..graph import AttentionShape, Graph, Value
+from ..graph import Graph
+from ..graph_parts import AttentionShape, Value
 from ..weights import Weight
 
 ATTEND = ("attend_start", "attend_end")  # inputs of a graph with blocks

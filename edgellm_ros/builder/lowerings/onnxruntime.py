@@ -19,7 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from ...errors import CheckpointError
-from ..graph import AttentionShape, Dimension, Graph, Parameter, StoredTensor, Value
+from ..graph import Graph
+from ..graph_parts import AttentionShape, Dimension, Parameter, StoredTensor, Value
 from ..quantize import BLOCK, int8_bands
 from ..quantize_int4 import int4_bands, pack
 from ..weights import Weight

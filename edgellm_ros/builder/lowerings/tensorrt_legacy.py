@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..graph import AttentionShape, Dimension, Graph, Value
+from ..graph import Graph
+from ..graph_parts import AttentionShape, Dimension, Value
 from ..weights import Weight
 from .base import (
     BATCH,

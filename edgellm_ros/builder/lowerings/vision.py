@@ -13,7 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from ...backends.integer_probe import INTEGER_PRODUCTS
-from ..graph import AttentionShape, Graph, Parameter, StoredTensor, Value
+from ..graph import Graph
+from ..graph_parts import AttentionShape, Parameter, StoredTensor, Value
 from ..weights import Weight
 from .base import attention_by_parts, real, whole
 from .onnxruntime import MICROSOFT

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import CheckpointError
 from ..families.config_values import MOST_HEADS, MOST_LAYERS, choice, real_number, require, switch, whole_number
-from ..graph import Value
+from ..graph_parts import Value
 from ..lowerings.base import whole
 from ..weight_views import reshaped, rows_times
 from .base import activation, divided, section, side_length

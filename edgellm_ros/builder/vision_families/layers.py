@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..graph import Dimension, Graph, Value
+from ..graph import Graph
+from ..graph_parts import Dimension, Value
 from ..lowerings.base import real, whole
 from ..lowerings.vision import VISION_LOWERINGS, attention_in_parts
 from ..weight_views import first_rows_scaled, flattened

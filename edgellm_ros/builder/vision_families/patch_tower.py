@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..graph import Dimension, Value
+from ..graph_parts import Dimension, Value
 from ..lowerings.base import whole
 from .base import divided
 from .layers import IMAGES, PATCHES, Layers, Rotation, Windows, spread

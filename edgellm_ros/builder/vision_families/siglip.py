@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import CheckpointError
 from ..families.config_values import MOST_HEADS, MOST_LAYERS, real_number, whole_number
-from ..graph import Value
+from ..graph_parts import Value
 from ..weight_views import turned
 from ..weights import shifted
 from .base import activation, divided, section, side_length
