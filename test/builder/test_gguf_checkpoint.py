@@ -80,8 +80,6 @@ def test_llama3_frequency_factors_divide_the_frequencies(block_model, tmp_path):
 
 
 YARN = {"type": "yarn", "factor": 4.0, "original_context_length": 64}
-
-
 SCALINGS = {
     "a factor alone is linear": ({"scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
     "the old name of it": ({"scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
