@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from nav_msgs.msg import Odometry, Path
@@ -118,3 +120,18 @@ def test_without_the_whole_observation_there_is_no_path(start, missing, code):
     (report,) = bench.ask("drive on")
     assert report["refusal_code"] == code or code in str(report)
     assert not vehicle.paths
+
+
+def test_a_vehicle_without_odometry_or_pictures_may_not_drive_on(start):
+    bench, vehicle = start
+    stamp = vehicle.now() - STEP
+    vehicle.drive(stamp)
+    vehicle.show(stamp)
+    policy = bench.node.state.policy
+    bench.wait(lambda: policy.cameras.frames.next_after(stamp - 1, slop=0.0) is not None, "the images arrive")
+    bench.wait(lambda: policy.odometry.events().get("taken", 0) >= 51, "the odometry arrives")
+    settings = bench.node.parameters.settings()
+    assert policy._silent(settings, stamp + 5 * STEP) is None
+    assert policy._silent(settings, stamp + 6 * STEP).code.value == "stale_observation"
+    settings = replace(settings, images=replace(settings.images, max_age=0.01))
+    assert policy._silent(settings, stamp + 5 * STEP).code.value == "no_images"
