@@ -53,9 +53,11 @@ def pruner_from(arguments: argparse.Namespace) -> Any:
 
 
 def pruning_report(response: Any) -> dict[str, Any]:
-    """What became of visual tokens, for the JSON report; empty without images."""
+    """What became of visual tokens, for the JSON report; empty where there were none and none were to be left out."""
+    from ..vision.pruner import PruningOutcome
+
     report = response.pruning[0] if response.pruning else None
-    if report is None or not report.before:
+    if report is None or (not report.before and report.outcome is PruningOutcome.OFF):
         return {}
     return {"visual_pruning": {"outcome": report.outcome.value, "before": report.before, "after": report.after}}
 

@@ -81,6 +81,9 @@ class EngineHost:
         self.act: Callable[[PromptRequest, Outputs], PolicyRun] | None = (
             None  # set by the node that has the policy's topics
         )
+        self.leave: Callable[[], None] = lambda: (
+            None
+        )  # what moves on for a task that is replaced by no task; set so too
 
     @classmethod
     def load(cls, settings: Settings) -> EngineHost:
@@ -159,6 +162,7 @@ class EngineHost:
             wish = "act" if self.policy is not None and (self._engine is None or not question) else "answer"
         if wish == "act" and self.act is not None:
             return self.act(request, outputs)
+        self.leave()
         if wish == "act" or self._engine is None:
             able = "answers and does not act" if self.policy is None else "acts and does not answer"
             raise EdgeLLMError(

@@ -40,6 +40,7 @@ from .transitions import refuse_impossible_transitions, transition
 CANCELLED = Refusal(RefusalCode.CANCELLED, "The request was cancelled.")
 RESET = Refusal(RefusalCode.CANCELLED, "The request was cancelled by a reset.")
 DISABLED = Refusal(RefusalCode.DISABLED, "The node is paused; call its service enable with true.")
+LEFT = Refusal(RefusalCode.SUPERSEDED, "A prompt that is no task took the place of the task that moved the robot.")
 DEACTIVATED = Refusal(RefusalCode.NOT_ACTIVE, "The node was deactivated.")
 SHUT_DOWN = Refusal(RefusalCode.SHUTTING_DOWN, "The node is shutting down.")
 FAILED = Refusal(RefusalCode.NOT_ACTIVE, "The node stopped after a transition that failed.")
@@ -265,6 +266,7 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
             host.policy.manifest.present_cameras([camera.name for camera in self.state.cameras.cameras])
             self.state.policy = PolicyIO(self, host.policy, self.state.cameras, self.counters)
             host.act = self.state.policy.make_run
+            host.leave = functools.partial(self.state.policy.motion.leave, LEFT)
             self.parameters.unserved = functools.partial(unfit, host.policy.manifest)
 
     def _close_inputs(self) -> None:

@@ -53,6 +53,7 @@ class Motion:
         self._counts: Counter[str] = Counter()
         self.timeline = ChunkTimeline()
         self._held = True
+        self._runs_on = False
         self._blind = 0  # ns; until then the robot could not be seen or felt, and what was observed before is no use
         self._ended = False  # the plan came to its end without a hold, and nobody needs to be told of it any more
 
@@ -73,9 +74,13 @@ class Motion:
         with self._lock:
             return dict(self._counts)
 
-    def begin(self, timeline: ChunkTimeline, now: int = 0) -> int:
-        """Go on under these rules, joined to what is followed at ``now``; returns the epoch of the chunks to come."""
+    def begin(self, timeline: ChunkTimeline, now: int = 0, *, runs_on: bool = False) -> int:
+        """Go on under these rules, joined to what is followed at ``now``; returns the epoch of the chunks to come.
+
+        ``runs_on``: chunk after chunk is to come, so that what is followed is not meant to be followed to its end.
+        """
         with self._lock:
+            self._runs_on = runs_on
             self._ended = not self.timeline.running(now)
             if not self._ended:
                 timeline.take_over(self.timeline)
@@ -151,6 +156,13 @@ class Motion:
             self.timeline.clear()
         if not held:
             self._on_stop(refusal)
+
+    def leave(self, refusal: Refusal) -> None:
+        """Stop where the task that ran on was superseded by what moves nothing; a single chunk goes on to its end."""
+        with self._lock:
+            left = self._runs_on and not self._held
+        if left:
+            self.stop(refusal)
 
     def fault(self, refusal: Refusal, now: int = 0, *, hold: bool) -> None:
         """An observation cannot be used: stay from ``now`` (ns; 0: long since) until one can, in the same epoch."""

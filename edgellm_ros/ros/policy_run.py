@@ -104,7 +104,11 @@ class PolicyRun:
         :raises EdgeLLMError: the task cannot be read.
         """
         self._request.started = time.monotonic()
-        self._host.runtime.check_task(self._request.prompt)
+        try:
+            self._host.runtime.check_task(self._request.prompt)
+        except EdgeLLMError as error:
+            self._motion.leave(error.refusal)
+            raise
         return self._handle
 
     def stream(self) -> bool:
@@ -127,7 +131,7 @@ class PolicyRun:
 
     def _run(self) -> None:
         first = self._request.settings
-        epoch = self._motion.begin(_timeline(first), self._clock())
+        epoch = self._motion.begin(_timeline(first), self._clock(), runs_on=first.action.rate > 0)
         while not self._handle.cancelled:
             if self._left(first) <= 0:
                 self._refusal = Refusal(RefusalCode.DEADLINE, "The task ran out of its time (generation.timeout).")

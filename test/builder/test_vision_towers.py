@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,6 +96,28 @@ def test_the_other_spelling_of_the_tensors_gives_the_same_tower(family, tmp_path
     built = build_engine(folder, tmp_path / "engine", limits=LIMITS)
     for name in ("visual/visual.onnx.data", "llm.onnx.data"):
         assert (built / name).read_bytes() == (engine(family, "onnxruntime") / name).read_bytes()
+
+
+def test_planes_are_in_the_order_of_their_layers_whatever_that_of_their_mergers(tmp_path):
+    source = HuggingFaceCheckpoint(checkpoint("qwen3_vl"))
+    other = {
+        "deepstack_merger_list.0.": "deepstack_merger_list.1.",
+        "deepstack_merger_list.1.": "deepstack_merger_list.0.",
+    }
+    names = {
+        re.sub(r"deepstack_merger_list\.\d\.", lambda found: other[found[0]], name): name for name in source.shapes
+    }
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint("qwen3_vl"), folder)
+    config = {**source.config, "vision_config": {**source.config["vision_config"], "deepstack_visual_indexes": [2, 0]}}
+    (folder / "config.json").write_text(json.dumps(config))
+    write_safetensors(
+        folder / "model.safetensors",
+        {name: source.shapes[old] for name, old in names.items()},
+        lambda name, start, stop: source.read_rows(names[name], start, stop),
+    )
+    built = build_engine(folder, tmp_path / "engine", limits=LIMITS)
+    assert distance_of_images(built / VISUAL_DIRECTORY, "qwen3_vl") < TOLERANCE
 
 
 AUTHORS = (
@@ -200,6 +223,7 @@ REFUSED = {
         "vision hidden_size 24 is not a multiple of num_heads 7",
     ),
     "planes from layers that are not there": ("qwen3_vl", {"deepstack_visual_indexes": [9]}, "want numbers of layers"),
+    "a layer that gives two planes": ("qwen3_vl", {"deepstack_visual_indexes": [0, 0]}, "want each layer once"),
     "a grid that is no square": ("qwen3_vl", {"num_position_embeddings": 24}, "want a square number"),
     "tokens as wide as no text": ("qwen2_5_vl", {"out_hidden_size": 16}, "want 32, the text model's width"),
     "an unknown activation": ("gemma3", {"hidden_act": "relu6"}, "hidden_act is 'relu6'"),

@@ -50,6 +50,28 @@ def test_who_stops_the_robot_stops_it_even_where_faults_hold_nothing(start, way)
     wait_hold(bench, robot)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "settings", "code"),
+    [
+        ("what is that?", {"action__on_prompt": "answer"}, "unsupported"),
+        ("move " * 100, {}, "input_too_long"),
+    ],
+)
+@pytest.mark.parametrize("rate", [10.0, 0.0])
+def test_a_task_that_is_replaced_by_none_holds_but_a_single_chunk_goes_on(start, prompt, settings, code, rate):
+    bench, robot = start({**MOVING, "action.rate": rate, "prompt.on_busy": "replace"})
+    move(bench, robot)
+    assert set(bench.set(**settings)) <= {""}
+    bench.client.ask(prompt)
+    bench.wait(
+        lambda: bench.client.reports and pairs(bench.client.reports[-1])["refusal_code"] == code, "it is refused"
+    )
+    if rate:
+        wait_hold(bench, robot)
+    else:
+        assert bench.node.state.policy.motion.moving and robot.trajectories[-1].points
+
+
 def test_a_hold_that_cannot_be_published_keeps_nothing_else_from_its_end(start):
     bench, robot = start(MOVING)
     move(bench, robot)

@@ -285,20 +285,23 @@ def _count(messages, number):
     return len(messages) == number
 
 
-def test_every_observation_is_used_once_and_a_replay_gives_the_same_bytes(start):
+@pytest.mark.parametrize("splice", ["replace", "blend", "ensemble", "rtc"])
+def test_every_observation_is_used_once_and_a_replay_gives_the_same_bytes(start, splice):
     options = {"action.rate": 50.0, "action.pairing": "every", "action.fixed_delay": 0.05, "generation.timeout": 0.0}
     told = []
-    for _ in range(2):
-        bench, robot = start(options)
+    for one_by_one in (True, False):  # a replay in a burst is the same
+        bench, robot = start({**options, "action.splice": splice, "action.blend_steps": 3})
         bench.client.ask(TASK)
         bench.wait_running()
         base = 1_700_000_000 * NANOSECONDS
         stamps = [base + k * NANOSECONDS // 10 for k in range(6)]
         for stamp in stamps:
             robot.observe(pictures(), state(), stamp)
-            bench.wait(functools.partial(_heard, robot.chunks, f"{stamp % NANOSECONDS:09d} "), "its chunk")
+            if one_by_one:
+                bench.wait(functools.partial(_heard, robot.chunks, f"{stamp % NANOSECONDS:09d} "), "its chunk")
         trajectories = robot.trajectories
         bench.wait(functools.partial(_count, trajectories, 6), "six trajectories")
+        bench.wait(functools.partial(_count, robot.chunks, 6), "six chunks")
         told.append(
             [
                 [bytes(np.array(chunk.data).tobytes()) for chunk in robot.chunks],

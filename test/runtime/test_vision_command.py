@@ -208,6 +208,9 @@ def test_the_pruner_leaves_tokens_out_or_says_why_not(built, files, capsys):
     }
     assert pruned["visual_pruning"]["outcome"] == "applied"
     assert pruned["visual_pruning"]["after"] < pruned["visual_pruning"]["before"] == whole["image_tokens"]
+    blind = report(capsys, qwen, "--prompt", "what", "--pruner-ratio", "0.75")
+    assert blind["visual_pruning"] == {"outcome": "no_images", "before": 0, "after": 0}
+    assert "visual_pruning" not in report(capsys, qwen, "--prompt", "what")
     windowed = report(capsys, built("gemma3"), *prompt, "--pruner-ratio", "0.75")
     assert windowed["visual_pruning"] == {"outcome": "sliding_window", "before": 18, "after": 18}
 

@@ -51,7 +51,9 @@ def tower_with(names: list[str], told: int) -> Tower:
     rows = TensorSpec("image_embeds", DataType.FLOAT32, (-1, -1, 8))
     pixels = TensorSpec("pixel_values", DataType.FLOAT32, (-1, -1, 24))
     engine = SimpleNamespace(
-        inputs={"pixel_values": pixels}, outputs={"image_embeds": rows, **dict.fromkeys(names, rows)}
+        close=lambda: None,
+        inputs={"pixel_values": pixels},
+        outputs={"image_embeds": rows, **dict.fromkeys(names, rows)},
     )
     settings = TowerSettings("qwen3_vl", "patches", 8, 3, 2, temporal_patch_size=2, spatial_merge_size=2, head_dim=4,
                              deepstack_planes=told)  # fmt: skip

@@ -142,10 +142,9 @@ class PatchTower:
                 planes.append((layer, x))
         shape: list[Dimension] = [IMAGES, TOKENS, self.out_size]
         graph.output(self._merged(layers, x, "visual.merger.", before=True), "image_embeds", "float32", shape)
-        for layer, plane in planes:
-            index = self.deepstack.index(layer)
-            merged = self._merged(layers, plane, f"visual.deepstack_merger_list.{index}.", before=False)
-            graph.output(merged, f"deepstack_{index}", "float32", shape)
+        for number, (layer, plane) in enumerate(planes):  # in the order of the layers, whatever that of the mergers is
+            merger = f"visual.deepstack_merger_list.{self.deepstack.index(layer)}."
+            graph.output(self._merged(layers, plane, merger, before=False), f"deepstack_{number}", "float32", shape)
 
     def _learned_positions(self, layers: Layers) -> Value:
         """[S,hidden]: four entries of the grid, weighted."""

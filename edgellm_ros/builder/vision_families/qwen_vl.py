@@ -36,6 +36,15 @@ def _layer_numbers(vision: Mapping[str, Any], key: str, layers: int, default: Se
     return tuple(value)
 
 
+def _planes(vision: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """:raises CheckpointError: a layer that gives two planes."""
+    key = "deepstack_visual_indexes"
+    found = _layer_numbers(vision, key, layers, (8, 16, 24))
+    if len(set(found)) != len(found):
+        raise CheckpointError(f"config.json: {key} is {list(found)}; want each layer once.")
+    return found
+
+
 def _check_width(found: int, wanted: int, key: str) -> int:
     """:raises CheckpointError: the tower's tokens are not as wide as the text model."""
     if found != wanted:
@@ -105,6 +114,6 @@ def parse_qwen3_vl(config: Mapping[str, Any], out_size: int) -> PatchTower:
         second="mlp.linear_fc2",
         merger=("norm", "linear_fc1", "linear_fc2"),
         grid_side=side,
-        deepstack=_layer_numbers(vision, "deepstack_visual_indexes", common["layers"], (8, 16, 24)),
+        deepstack=_planes(vision, common["layers"]),
         **common,
     )
