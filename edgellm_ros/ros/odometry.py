@@ -75,6 +75,17 @@ class OdometryTracker:
         with self._condition:
             return {event.value: count for event, count in self._events.items()}
 
+    def check_age(self, now: int) -> None:
+        """:raises ObservationError: the newest pose is older than a gap over which a way is still known."""
+        with self._condition:
+            newest = self._poses[-1][0] if self._poses else None
+        age = float("inf") if newest is None else (now - newest) / NANOSECONDS
+        if age > LONGEST_GAP:
+            found = "no odometry has come" if newest is None else f"the newest odometry is {age:.2f} s old"
+            raise ObservationError(
+                f"{found}; want {LONGEST_GAP:g} s at most: check the topic odom.", RefusalCode.STALE_OBSERVATION
+            )
+
     def history(self, moment: int, points: int, step: float, timeout: float) -> np.ndarray:
         """Positions float64 [points,3] in m, ``step`` s apart, the last at ``moment`` (ns) and the origin.
 

@@ -53,7 +53,7 @@ class PolicyIO:
             self.odometry = OdometryTracker()
             self._driving = DrivingInputs(cameras, self.odometry, driving, host.manifest.step_time)
             self._subscription = self._subscribe(Odometry, "odom", self._on_odometry, ODOMETRY_DEPTH)
-        self._silence = 0  # looks in a row at which joints or cameras were silent
+        self._silence = 0  # looks in a row at which joints, odometry or cameras were silent
         self._clock = 0  # ns; the time at the last look
         self._runs_on = False  # whether the task has chunk after chunk, whatever action.rate has become meanwhile
         steady = Clock(clock_type=ClockType.STEADY_TIME)
@@ -150,11 +150,13 @@ class PolicyIO:
 
     def _silent(self, settings: Settings, now: int) -> Refusal | None:
         """Why the robot may not move on by what was seen and felt last."""
-        if self.odometry is None:
-            try:
+        try:
+            if self.odometry is None:
                 self.joints.state(now, settings.safety.max_state_age)
-            except ObservationError as error:
-                return error.refusal
+            else:
+                self.odometry.check_age(now)
+        except ObservationError as error:
+            return error.refusal
         return self.cameras.silent(settings.images)
 
     def _forget_times(self, back: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from nav_msgs.msg import Odometry, Path
@@ -63,14 +65,20 @@ def start(start_node, engine):
     return bench, vehicle
 
 
+def observe(bench, vehicle, stamp):
+    """Drive and see up to ``stamp``, and wait until the node has it all."""
+    policy = bench.node.state.policy
+    vehicle.drive(stamp)
+    vehicle.show(stamp)
+    bench.wait(lambda: policy.cameras.frames.next_after(stamp - 1, slop=0.0) is not None, "the images arrive")
+    bench.wait(lambda: policy.odometry.events().get("taken", 0) >= 51, "the odometry arrives")
+    return policy
+
+
 def test_a_prompt_gives_words_and_a_path_from_what_was_seen_and_driven(start, engine):
     bench, vehicle = start
     stamp = vehicle.now() - STEP
-    vehicle.drive(stamp)
-    vehicle.show(stamp)
-    policy = bench.node.state.policy
-    bench.wait(lambda: policy.cameras.frames.next_after(stamp - 1, slop=0.0) is not None, "the images arrive")
-    bench.wait(lambda: policy.odometry.events().get("taken", 0) >= 51, "the odometry arrives")
+    policy = observe(bench, vehicle, stamp)
     (report,) = bench.ask("drive on")
     bench.wait(lambda: vehicle.paths and vehicle.chunks, "the path arrives")
     path = vehicle.paths[0]
@@ -94,11 +102,7 @@ def test_a_path_that_ends_in_the_past_is_never_published(start):
     bench, vehicle = start
     assert bench.set(action__fixed_delay=-1.0) == [""]
     stamp = vehicle.now() - 12 * STEP  # and the last waypoint is due six steps later
-    policy = bench.node.state.policy
-    vehicle.drive(stamp)
-    vehicle.show(stamp)
-    bench.wait(lambda: policy.cameras.frames.next_after(stamp - 1, slop=0.0) is not None, "the images arrive")
-    bench.wait(lambda: policy.odometry.events().get("taken", 0) >= 51, "the odometry arrives")
+    observe(bench, vehicle, stamp)
     (report,) = bench.ask("drive on")
     assert report["refusal_code"] == "late_chunk" and "the chunk's last action was due" in report["refusal"]
     assert not vehicle.paths and not vehicle.chunks
@@ -118,3 +122,14 @@ def test_without_the_whole_observation_there_is_no_path(start, missing, code):
     (report,) = bench.ask("drive on")
     assert report["refusal_code"] == code or code in str(report)
     assert not vehicle.paths
+
+
+def test_a_vehicle_without_odometry_or_pictures_may_not_drive_on(start):
+    bench, vehicle = start
+    stamp = vehicle.now() - STEP
+    policy = observe(bench, vehicle, stamp)
+    settings = bench.node.parameters.settings()
+    assert policy._silent(settings, stamp + 5 * STEP) is None
+    assert policy._silent(settings, stamp + 6 * STEP).code.value == "stale_observation"
+    settings = replace(settings, images=replace(settings.images, max_age=0.01))
+    assert policy._silent(settings, stamp + 5 * STEP).code.value == "no_images"

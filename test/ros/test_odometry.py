@@ -127,3 +127,13 @@ def test_a_way_that_is_not_known_is_refused_with_the_numbers():
     tracker, moment = driven(1.5, lambda t: (t, 0, 0, 0), seconds=4.0)
     with pytest.raises(ObservationError, match=r"silent for 0.67 s within the history"):
         tracker.history(moment, 16, 0.1, 0.0)
+
+
+def test_positions_age():
+    tracker = OdometryTracker()
+    with pytest.raises(ObservationError, match=r"no odometry has come; want 0\.5 s at most"):
+        tracker.check_age(START)
+    tracker.add((0, 0, 0), turned(0), START, START)
+    tracker.check_age(START + NANOSECONDS // 2)
+    with pytest.raises(ObservationError, match=r"the newest odometry is 0\.60 s old"):
+        tracker.check_age(START + 6 * NANOSECONDS // 10)
