@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,27 @@ class Camera:
     def message_type(self) -> str:
         """As ``ros2 topic info`` names it."""
         return f"sensor_msgs/msg/{'CompressedImage' if self.compressed else 'Image'}"
+
+
+@dataclass(frozen=True)
+class CameraFacts:
+    """One camera as diagnostics tell of it; ``age`` of its newest image in s, None before the first.
+
+    ``others``: what publishers on its topic send that is not of the type subscribed to, so that nothing of it arrives.
+    """
+
+    name: str
+    topic: str
+    transport: str
+    publishers: int
+    age: float | None
+    events: Mapping[str, int]
+    others: tuple[str, ...] = ()
+
+    def values(self) -> dict[str, object]:
+        """Keys and values of a status."""
+        facts = {"topic": self.topic, "transport": self.transport, "publishers": self.publishers, "age_s": self.age}
+        return {**facts, **{f"frames.{event}": count for event, count in self.events.items()}}
 
 
 def cameras_of(

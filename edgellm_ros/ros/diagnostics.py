@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from diagnostic_msgs.msg import DiagnosticStatus
 
 from ..backends.host_memory import available_memory, resident_memory
+from .cameras import CameraFacts
 from .counters import CounterValues
 from .engine_host import EngineFacts
-from .images import CameraFacts
 from .publishers import diagnostic_status
 from .report import Level, value_text
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Refusal, RefusalCode, RequestError
-from .cameras import Camera, cameras_of, decode_frame, stamp_of
+from .cameras import Camera, CameraFacts, cameras_of, stamp_of
+from .decoded_frames import DecodedFrames
 from .memory import keep_message_memory
 from .parameters import ImageSettings, Settings
 from .synchronizer import FRAMES_KEPT, Frame, FrameEvent, FrameSet, Lack, NoFrames, Synchronizer
@@ -40,27 +41,6 @@ _SENTENCES = {
     FrameEvent.CLOCK_JUMP: "sent an image after the clock went back; all earlier images were forgotten.",
     FrameEvent.UNREADABLE: "sent a message that is too short to be an image; it is not used.",
 }
-
-
-@dataclass(frozen=True)
-class CameraFacts:
-    """One camera as diagnostics tell of it; ``age`` of its newest image in s, None before the first.
-
-    ``others``: what publishers on its topic send that is not of the type subscribed to, so that nothing of it arrives.
-    """
-
-    name: str
-    topic: str
-    transport: str
-    publishers: int
-    age: float | None
-    events: Mapping[str, int]
-    others: tuple[str, ...] = ()
-
-    def values(self) -> dict[str, object]:
-        """Keys and values of a status."""
-        facts = {"topic": self.topic, "transport": self.transport, "publishers": self.publishers, "age_s": self.age}
-        return {**facts, **{f"frames.{event}": count for event, count in self.events.items()}}
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,9 +82,11 @@ class CameraInputs:
         warn: Callable[[str, str], None],
         boxes: Callable[[int, int], np.ndarray] | None,
         default_names: Sequence[str] = (),
-        series: bool = False,
+        series: int = 1,
     ) -> None:
-        """Subscribe to every camera, those of ``default_names`` where ``cameras`` is empty; a ``series`` is kept.
+        """Subscribe to every camera, those of ``default_names`` where ``cameras`` is empty.
+
+        ``series``: frames of each camera that are used together; more than the newest, and all that come are kept.
 
         ``warn(kind, sentence)`` logs; ``boxes`` says where an image's tokens look (None: nobody answers by them).
 
@@ -116,8 +98,9 @@ class CameraInputs:
 
         self.cameras = cameras_of(settings, node.resolve_topic_name, default_names)
         keep_message_memory()
-        in_order = FRAMES_IN_ORDER if settings.action.pairing == "every" or series else 0
+        in_order = FRAMES_IN_ORDER if settings.action.pairing == "every" or series > 1 else 0
         self.frames = Synchronizer([camera.name for camera in self.cameras], in_order)
+        self._decoded_frames = DecodedFrames(self.cameras, series)
         self._node = node
         self._warn = warn
         self._boxes = boxes
@@ -259,8 +242,7 @@ class CameraInputs:
 
     def _decoded(self, found: FrameSet, settings: ImageSettings) -> RequestImages:
         start = time.perf_counter()
-        by_name = {camera.name: camera for camera in self.cameras}
-        decoded = [decode_frame(by_name[frame.camera], frame.payload, settings.max_pixels) for frame in found.frames]
+        decoded = [self._decoded_frames.of(frame, settings.max_pixels) for frame in found.frames]
         return RequestImages(
             images=tuple(image for image, _ in decoded),
             cameras=tuple(frame.camera for frame in found.frames),

@@ -258,7 +258,8 @@ class EdgeLLMNode(LifecycleNode):  # type: ignore[misc]
             return
         names = () if host.policy is None else [slot.name for slot in host.policy.manifest.seen_cameras]
         boxes = host.token_boxes if host.takes_images else None
-        series = host.policy is not None and host.policy.manifest.driving is not None
+        driving = host.policy.manifest.driving if host.policy is not None else None
+        series = driving.frames if driving is not None else 1
         self.state.cameras = CameraInputs(self, settings, self.qos, self.warn, boxes, names, series)
 
     def _open_policy(self, host: EngineHost, settings: Settings) -> None:

@@ -243,7 +243,8 @@ def newest_set(frames: Mapping[str, Sequence[Frame]], now: int, *, slop: float, 
         return FrameSet(chosen, ages)
     return NoFrames(
         Lack.UNPAIRED,
-        f"The images of {_names(list(frames))} are {closest:.3f} s apart; images.sync_slop allows {slop:g} s.",
+        f"The images of {_names(list(frames))} are {closest:.3f} s apart; images.sync_slop allows {slop:g} s: "
+        "raise it, or let the slower camera send more often.",
     )
 
 

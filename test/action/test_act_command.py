@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 import re
 import struct
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
 import pytest
-from policy_checkpoints import reference
+from policy_checkpoints import reference, scaled_error
 
+from edgellm_ros.action.noise import noise_digest
 from edgellm_ros.backends.fake import FakeScript, write_fake_engine_directory
 from edgellm_ros.builder.build import build_engine
 from edgellm_ros.cli import act
@@ -206,3 +210,40 @@ def test_options_that_do_not_fit_are_one_sentence(engine, tmp_path, capsys, opti
     assert main(["act", str(engine), *files, "--task", "touch", *options]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and sentence in said
+
+
+@pytest.mark.parametrize("case", ["all", "missing"])
+def test_the_command_prints_the_chunk(engine, tmp_path, case):
+    row = CASES[case]
+    images = {f"observation.images.{name}": ARRAYS[f"image_{name}"] for name in row["cameras"]}
+    np.savez(tmp_path / "obs.npz", state=ARRAYS[f"{case}_state"], **images)
+    np.save(tmp_path / "x0.npy", ARRAYS[f"{case}_noise"])
+    command = [
+        sys.executable,
+        "-m",
+        "edgellm_ros.cli.main",
+        "act",
+        str(engine),
+        "--json",
+        "--threads",
+        "1",
+    ]
+    command += ["--observation", str(tmp_path / "obs.npz"), "--task", row["task"], "--noise", str(tmp_path / "x0.npy")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    printed = json.loads(done.stdout)
+    assert scaled_error(np.array(printed["actions"]), ARRAYS[f"{case}_actions"]) < 1e-5
+    assert scaled_error(np.array(printed["actions_normalized"]), ARRAYS[f"{case}_normalised"]) < 1e-5
+    assert printed["x0_digest"] == noise_digest(ARRAYS[f"{case}_noise"]) and printed["timings"]["total_ms"] > 0
+
+
+def test_the_command_refuses_bad_files_in_one_sentence(engine, tmp_path, capsys):
+    (tmp_path / "text.npz").write_text("no archive")
+    np.savez(tmp_path / "empty.npz", other=np.zeros(3))
+    np.savez(tmp_path / "words.npz", state=np.array(["a"] * 5))
+    np.savez(tmp_path / "objects.npz", state=np.array([{}], dtype=object))
+    for name in ("text", "empty", "words", "objects", "missing"):
+        path = tmp_path / f"{name}.npz"
+        assert main(["act", str(engine), "--observation", str(path), "--task", "touch"]) == 2, name
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and "pickle" not in said, said
+    assert main(["act", str(tmp_path), "--observation", str(tmp_path / "empty.npz")]) == 2

@@ -11,6 +11,8 @@ from edgellm_ros.backends.base import Backend, CacheLayout, DataType, RopeKind, 
 from edgellm_ros.engine_format import EMBEDDING_FILE, EngineConfig
 
 GREEDY = SamplingRow()
+PROMPT = [1, 5, 9, 33, 7, 20, 2]
+OTHER = [8, 3, 50, 4]
 
 
 class BackendDriver:

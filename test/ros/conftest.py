@@ -6,12 +6,15 @@ anything imports rclpy.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from check_bench import Check
     from node_bench import NodeBench
 
 
@@ -42,3 +45,42 @@ def start_node() -> Iterator[Callable[..., NodeBench]]:
     yield start
     for bench in benches:
         bench.close()
+
+
+@pytest.fixture(scope="session")
+def echo_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine that says what it is asked."""
+    from edgellm_ros.backends.fake import FakeMode, FakeScript, write_fake_engine_directory
+
+    return write_fake_engine_directory(tmp_path_factory.mktemp("echo") / "engine", FakeScript(mode=FakeMode.ECHO))
+
+
+@pytest.fixture(scope="session")
+def policy_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small SmolVLA of the robot in ``policy_bench``."""
+    from policy_bench import ROBOT_SETTINGS
+    from policy_checkpoints import reference
+
+    from edgellm_ros.builder.build import build_engine
+
+    folder = tmp_path_factory.mktemp("policy")
+    (folder / "robot.yaml").write_text(ROBOT_SETTINGS)
+    return build_engine(reference("smolvla")[0], folder / "engine", policy_settings=folder / "robot.yaml")
+
+
+@pytest.fixture
+def check(capsys: pytest.CaptureFixture[str]) -> Check:
+    """Runs the command in this process; gives the sentences by verdict, and under ``code`` the exit status."""
+    from edgellm_ros.cli.main import main
+
+    def run(*arguments: object) -> dict[str, list[str]]:
+        code = main(["check", "--json", *map(str, arguments)])
+        content = json.loads(capsys.readouterr().out)
+        found: dict[str, list[str]] = {"ok": [], "warning": [], "problem": [], "code": [str(code)]}
+        for finding in content["findings"]:
+            found[finding["verdict"]].append(f"{finding['subject']}: {finding['sentence']}")
+            assert finding["sentence"].endswith((".", "?")) and "\n" not in finding["sentence"]
+        assert content["passed"] is (code == 0) is (not found["problem"])
+        return found
+
+    return run

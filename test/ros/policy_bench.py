@@ -14,6 +14,14 @@ from trajectory_msgs.msg import JointTrajectory
 from edgellm_ros.action.chunk import NANOSECONDS
 from edgellm_ros.ros.action_messages import time_message
 
+JOINTS, CAMERAS = ("pan", "lift", "elbow", "grip", "wrist"), ("top", "wrist", "side")
+ROBOT_SETTINGS = """
+meaning: joint_position
+step_time: 0.2
+state: {names: [pan, lift, elbow, grip, wrist], units: [rad, rad, rad, m, rad]}
+action: {names: [pan, lift, elbow, grip], units: [rad, rad, rad, m]}
+"""
+
 
 class Robot:
     """Publishes observations and keeps every action."""

@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("rclpy")
 
-from edgellm_ros.backends.fake import FakeMode, FakeScript, write_fake_engine_directory
 from edgellm_ros.cli.check_packages import Need, check_packages
 from edgellm_ros.cli.findings import Findings
 from edgellm_ros.cli.main import main
@@ -33,29 +32,24 @@ FILES = {
 }
 
 
-@pytest.fixture(scope="module")
-def talks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_fake_engine_directory(tmp_path_factory.mktemp("talks") / "engine", FakeScript(mode=FakeMode.ECHO))
-
-
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("name", FILES)
 def test_a_parameter_file_of_garbage_is_one_problem(
-    name: str, talks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, echo_engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "robot.yaml"
     path.write_bytes(FILES[name])
-    assert main(["check", str(talks), "--params-file", str(path)]) == 1
+    assert main(["check", str(echo_engine), "--params-file", str(path)]) == 1
     *_, problem, verdict = capsys.readouterr().out.splitlines()
     assert problem.startswith("1.       parameters  ") and problem.endswith(".")
     assert str(path) in problem or "generation.seed" in problem
-    assert verdict == f"This machine cannot run {talks} so: 1 problem."
+    assert verdict == f"This machine cannot run {echo_engine} so: 1 problem."
 
 
 def test_a_file_without_an_end_is_read_no_further_than_one_has_reason_to(
-    talks: Path, capsys: pytest.CaptureFixture[str]
+    echo_engine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["check", str(talks), "--params-file", "/dev/zero"]) == 1
+    assert main(["check", str(echo_engine), "--params-file", "/dev/zero"]) == 1
     assert "/dev/zero has more than 1048576 bytes; want the YAML file of the node." in capsys.readouterr().out
 
 
@@ -80,9 +74,9 @@ def test_a_file_that_is_not_there_is_told_before_the_engine_that_it_would_have_n
     ],
 )
 def test_names_that_ros_has_not_are_a_bad_command_line(
-    arguments: list[str], sentence: str, talks: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], sentence: str, echo_engine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["check", str(talks), "--live", "0.1", *arguments]) == 2
+    assert main(["check", str(echo_engine), "--live", "0.1", *arguments]) == 2
     assert sentence in capsys.readouterr().err
 
 
@@ -91,9 +85,9 @@ def test_a_home_of_nobody_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> N
     assert "engine.directory is '~nobody-of-that-name/engine', and nobody of that name" in capsys.readouterr().err
 
 
-def test_a_middleware_that_is_not_there_is_a_problem_and_not_the_end(talks: Path) -> None:
+def test_a_middleware_that_is_not_there_is_a_problem_and_not_the_end(echo_engine: Path) -> None:
     told = subprocess.run(
-        [sys.executable, "-m", "edgellm_ros.cli.main", "check", str(talks), "--live", "0.1"],
+        [sys.executable, "-m", "edgellm_ros.cli.main", "check", str(echo_engine), "--live", "0.1"],
         env={**os.environ, "RMW_IMPLEMENTATION": "rmw_of_nobody"},
         capture_output=True,
         text=True,

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("rosbags")
 pytest.importorskip("rclpy")
 
+from policy_bench import CAMERAS, JOINTS, ROBOT_SETTINGS
 from policy_checkpoints import reference
 from replay_bench import BEGIN, prompts, replay, write_bag
 from rosbags.rosbag2 import StoragePlugin
@@ -30,13 +31,6 @@ QUALITY = (
     f"deadline: {DURATION}, lifespan: {DURATION}, liveliness_lease_duration: {DURATION}, "
     "avoid_ros_namespace_conventions: false}]"
 )
-JOINTS, CAMERAS = ("pan", "lift", "elbow", "grip", "wrist"), ("top", "wrist", "side")
-ROBOT = """
-meaning: joint_position
-step_time: 0.2
-state: {names: [pan, lift, elbow, grip, wrist], units: [rad, rad, rad, m, rad]}
-action: {names: [pan, lift, elbow, grip], units: [rad, rad, rad, m]}
-"""
 
 
 @pytest.fixture
@@ -86,7 +80,7 @@ def test_a_prompt_of_the_command_line_and_a_cancel_of_the_recording(tmp_path):
 @pytest.mark.slow
 def test_a_policy_acts_on_every_observation_of_a_recording_and_does_so_again_at_another_pace(tmp_path):
     checkpoint, arrays, _ = reference("smolvla")
-    (tmp_path / "robot.yaml").write_text(ROBOT)
+    (tmp_path / "robot.yaml").write_text(ROBOT_SETTINGS)
     policy = build_engine(checkpoint, tmp_path / "engine", policy_settings=tmp_path / "robot.yaml")
     messages = []
     for index in range(5):
