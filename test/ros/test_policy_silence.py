@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import numpy as np
 import pytest
 from policy_bench import TASK, pictures, show
@@ -80,6 +83,51 @@ def test_a_task_ends_in_its_time_though_nothing_comes_to_go_by(start_policy, tas
     bench.wait(lambda: bench.client.reports, "the task ends", 20.0)
     report = pairs(bench.client.reports[-1])
     assert report["refusal_code"] == "deadline" and "generation.timeout" in report["refusal"]
+
+
+def show_past(bench, robot, seconds):
+    """Observations of so long ago until now, ten a second; returns the stamp of the last."""
+    now = robot.now()
+    for tenth in range(10 * seconds, 0, -1):
+        show(bench, robot, now - tenth * NANOSECONDS // 10)
+    return show(bench, robot)
+
+
+def label(stamp):
+    return f"stamp={stamp // NANOSECONDS}.{stamp % NANOSECONDS:09d} "
+
+
+def test_a_prompt_where_every_observation_counts_begins_with_the_newest(start):
+    bench, robot = start({**IN_ORDER, "action.rate": 0.0, "images.max_age": 5.0})
+    for _ in range(2):
+        stamp = show_past(bench, robot, 8)
+        (report,) = bench.ask(TASK)
+        assert report["chunks"] == "1" and label(stamp).startswith(f"stamp={report['observation_stamp']} ")
+
+
+def test_a_robot_does_not_go_through_what_waited_too_long(start):
+    bench, robot = start({**IN_ORDER, "images.max_age": 0.5})
+    bench.client.ask(TASK)
+    bench.wait_running()
+    policy, released = bench.node.state.policy, threading.Event()
+    compute = policy.host.compute
+
+    def late(*arguments, **options):
+        released.wait(60.0)
+        return compute(*arguments, **options)
+
+    policy.host.compute = late
+    for _ in range(40):
+        show(bench, robot)
+        time.sleep(0.05)
+    released.set()
+
+    def follows():
+        robot.observe(pictures(), state())
+        return policy.motion.moving
+
+    bench.wait(follows, "a new one moves the robot")
+    assert policy.motion.counts().get("fault.stale_observation", 0) <= 2  # of thirty that waited longer
 
 
 def test_what_was_computed_of_before_the_silence_is_dropped():
