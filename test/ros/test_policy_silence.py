@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from policy_bench import TASK, pictures, show
+from policy_bench import TASK, pictures, show, state
 
 from edgellm_ros.action.chunk import NANOSECONDS, ActionChunk, ActionLimits
 from edgellm_ros.action.policy_manifest import ActionMeaning
@@ -97,16 +97,16 @@ def label(stamp):
     return f"stamp={stamp // NANOSECONDS}.{stamp % NANOSECONDS:09d} "
 
 
-def test_a_prompt_where_every_observation_counts_begins_with_the_newest(start):
-    bench, robot = start({**IN_ORDER, "action.rate": 0.0, "images.max_age": 5.0})
+def test_a_prompt_where_every_observation_counts_begins_with_the_newest(start_policy):
+    bench, robot = start_policy({**IN_ORDER, "action.rate": 0.0, "images.max_age": 5.0})
     for _ in range(2):
         stamp = show_past(bench, robot, 8)
         (report,) = bench.ask(TASK)
         assert report["chunks"] == "1" and label(stamp).startswith(f"stamp={report['observation_stamp']} ")
 
 
-def test_a_robot_does_not_go_through_what_waited_too_long(start):
-    bench, robot = start({**IN_ORDER, "images.max_age": 0.5})
+def test_a_robot_does_not_go_through_what_waited_too_long(start_policy):
+    bench, robot = start_policy({**IN_ORDER, "images.max_age": 0.5})
     bench.client.ask(TASK)
     bench.wait_running()
     policy, released = bench.node.state.policy, threading.Event()
