@@ -20,6 +20,7 @@ from .joint_states import JointTracker
 from .motion import Motion, MotionSettings
 from .parameters import Settings
 from .prompt_request import PromptRequest, pruning_pairs
+from .synchronizer import FrameSet
 
 if TYPE_CHECKING:
     from .driving_inputs import DrivingInputs
@@ -187,13 +188,17 @@ class PolicyRun:
         return self._handle.cancelled or (self._request.settings.action.rate > 0 and self._motion.moving)
 
     def _next_observation(self, settings: Settings) -> Observation | None:
+        live = settings.action.fixed_delay < 0  # a replay has times of its own
+        if live and not self._last_stamp:
+            self._last_stamp = self._before_newest(settings)
         images = self._cameras.take_next(settings.images, after=self._last_stamp, timeout=_ONE_BY_ONE_WAIT)
         if images is None:
             return None
         self._last_stamp = images.stamp
         limit = settings.images.max_age
         age = (self._clock() - images.stamp) / NANOSECONDS
-        if settings.action.fixed_delay < 0 and limit and age > limit:  # a replay has times of its own
+        if live and limit and age > limit:
+            self._last_stamp = max(images.stamp, self._before_newest(settings))
             raise EdgeLLMError(
                 f"The next images in order are {age:.2f} s old; images.max_age allows {limit:g} s.",
                 RefusalCode.STALE_OBSERVATION,
@@ -216,6 +221,11 @@ class PolicyRun:
                 RefusalCode.STALE_OBSERVATION,
             )
         return Observation(dict(zip(images.cameras, images.images, strict=True)), state, images.stamp)
+
+    def _before_newest(self, settings: Settings) -> int:
+        """The stamp (ns) behind which only the newest images are: of a robot, what waited until now is too late."""
+        newest = self._cameras.frames.select(0, slop=settings.images.sync_slop, max_age=0.0)
+        return newest.stamp - 1 if isinstance(newest, FrameSet) else 0
 
     def _step(self, observation: Observation, settings: Settings, epoch: int) -> Refusal | None:
         action = settings.action
