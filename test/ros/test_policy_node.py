@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 
 import numpy as np
@@ -275,44 +274,6 @@ def test_a_camera_that_stops_holds_the_robot_until_it_is_back(start, on_missing)
     show(bench, robot)
     bench.wait(lambda: robot.trajectories[-1].points, "the robot moves again")
     assert not bench.client.reports  # the task was never ended
-
-
-def _heard(chunks, label):
-    return any(label in chunk.layout.dim[0].label for chunk in chunks)
-
-
-def _count(messages, number):
-    return len(messages) == number
-
-
-@pytest.mark.parametrize("splice", ["replace", "blend", "ensemble", "rtc"])
-def test_every_observation_is_used_once_and_a_replay_gives_the_same_bytes(start, splice):
-    options = {"action.rate": 50.0, "action.pairing": "every", "action.fixed_delay": 0.05, "generation.timeout": 0.0}
-    told = []
-    for one_by_one in (True, False):  # a replay in a burst is the same
-        bench, robot = start({**options, "action.splice": splice, "action.blend_steps": 3})
-        bench.client.ask(TASK)
-        bench.wait_running()
-        base = 1_700_000_000 * NANOSECONDS
-        stamps = [base + k * NANOSECONDS // 10 for k in range(6)]
-        for stamp in stamps:
-            robot.observe(pictures(), state(), stamp)
-            if one_by_one:
-                bench.wait(functools.partial(_heard, robot.chunks, f"{stamp % NANOSECONDS:09d} "), "its chunk")
-        trajectories = robot.trajectories
-        bench.wait(functools.partial(_count, trajectories, 6), "six trajectories")
-        bench.wait(functools.partial(_count, robot.chunks, 6), "six chunks")
-        told.append(
-            [
-                [bytes(np.array(chunk.data).tobytes()) for chunk in robot.chunks],
-                [
-                    (t.header.stamp, [(p.time_from_start, tuple(p.positions)) for p in t.points])
-                    for t in robot.trajectories
-                ],
-            ]
-        )
-        bench.close()
-    assert told[0] == told[1]
 
 
 def test_diagnostics_show_what_came_and_what_was_followed(start):
