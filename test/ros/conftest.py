@@ -16,6 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from check_bench import Check
     from node_bench import NodeBench
+    from policy_bench import Robot
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +67,33 @@ def policy_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("policy")
     (folder / "robot.yaml").write_text(ROBOT_SETTINGS)
     return build_engine(reference("smolvla")[0], folder / "engine", policy_settings=folder / "robot.yaml")
+
+
+@pytest.fixture
+def start_policy(start_node: Callable[..., NodeBench], policy_engine: Path) -> Callable[..., tuple[NodeBench, Robot]]:
+    """A function that starts a node with the policy, and a robot that both hear each other."""
+    from policy_bench import CAMERAS, JOINTS, Robot
+
+    def start(parameters: dict[str, object] | None = None, **options: object) -> tuple[NodeBench, Robot]:
+        given = {
+            "engine.backend": "auto",
+            "engine.directory": str(policy_engine),
+            "engine.threads": 1,
+            "images.max_age": 30.0,
+        }
+        given |= {"safety.max_state_age": 10.0, **(parameters or {})}
+        bench = start_node(given, **options)
+        robot = Robot(bench, CAMERAS, JOINTS)
+        bench.wait(
+            lambda: all(publisher.get_subscription_count() for publisher in (*robot.images.values(), robot.states)),
+            "the node listens",
+            60.0,
+        )
+        wanted = [bench.node.state.policy.outputs.chunk, bench.node.state.policy.outputs.trajectory]
+        bench.wait(lambda: all(p.get_subscription_count() for p in wanted if p is not None), "the robot listens", 60.0)
+        return bench, robot
+
+    return start
 
 
 @pytest.fixture

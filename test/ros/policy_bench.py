@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from node_bench import NodeBench
+from policy_checkpoints import reference
 from rclpy.qos import QoSProfile
 from sensor_msgs.msg import Image, JointState
 from std_msgs.msg import Float64MultiArray
@@ -15,6 +16,7 @@ from edgellm_ros.action.chunk import NANOSECONDS
 from edgellm_ros.ros.action_messages import time_message
 
 JOINTS, CAMERAS = ("pan", "lift", "elbow", "grip", "wrist"), ("top", "wrist", "side")
+TASK = "put the red cube on the blue disc"
 ROBOT_SETTINGS = """
 meaning: joint_position
 step_time: 0.2
@@ -62,3 +64,29 @@ class Robot:
 
 def seconds(message: Any) -> float:
     return message.sec + message.nanosec / NANOSECONDS
+
+
+def pictures() -> dict[str, np.ndarray]:
+    """What the cameras see."""
+    _, arrays, _ = reference("smolvla")
+    return {name: arrays[f"image_{name}"] for name in CAMERAS}
+
+
+def state() -> np.ndarray:
+    """Where the joints are."""
+    return np.asarray(reference("smolvla")[1]["all_state"])
+
+
+def show(bench: NodeBench, robot: Robot, stamp: int | None = None) -> int:
+    """Publish one observation and wait until the node has it."""
+    stamp = robot.observe(pictures(), state(), stamp)
+    policy = bench.node.state.policy
+    cameras = policy.cameras
+
+    def came() -> bool:
+        cameras._look()  # frames wait to be used
+        return cameras.frames.next_after(stamp - 1, slop=0.0) is not None
+
+    bench.wait(came, "the images arrive")
+    bench.wait(lambda: policy.joints.at(stamp, 0.0) is not None, "the joints arrive")
+    return stamp

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import test_policy_node as policy_node
 from diagnostic_msgs.msg import DiagnosticStatus
 from lifecycle_msgs.msg import Transition
+from policy_bench import CAMERAS, JOINTS, TASK, pictures, show, state
 from rosgraph_msgs.msg import Clock
 
 from edgellm_ros.action.chunk import NANOSECONDS, ActionChunk, ActionLimits
@@ -15,9 +15,6 @@ from edgellm_ros.ros.action_messages import time_message
 from edgellm_ros.ros.client import pairs
 from edgellm_ros.ros.motion import MotionSettings
 
-engine, start = policy_node.engine, policy_node.start
-JOINTS, CAMERAS, TASK = policy_node.JOINTS, policy_node.CAMERAS, policy_node.TASK
-pictures, state, show = policy_node.pictures, policy_node.state, policy_node.show
 MOVING = {"action.rate": 10.0, "generation.timeout": 0.0}
 
 
@@ -34,8 +31,8 @@ def wait_hold(bench, robot):
 
 
 @pytest.mark.parametrize("way", ["cancel", "disable", "deactivate", "shut down"])
-def test_who_stops_the_robot_stops_it_even_where_faults_hold_nothing(start, way):
-    bench, robot = start({**MOVING, "safety.on_fault": "none"})
+def test_who_stops_the_robot_stops_it_even_where_faults_hold_nothing(start_policy, way):
+    bench, robot = start_policy({**MOVING, "safety.on_fault": "none"})
     move(bench, robot)
     if way == "cancel":
         bench.client.cancel()
@@ -58,8 +55,8 @@ def test_who_stops_the_robot_stops_it_even_where_faults_hold_nothing(start, way)
     ],
 )
 @pytest.mark.parametrize("rate", [10.0, 0.0])
-def test_a_task_that_is_replaced_by_none_holds_but_a_single_chunk_goes_on(start, prompt, settings, code, rate):
-    bench, robot = start({**MOVING, "action.rate": rate, "prompt.on_busy": "replace"})
+def test_a_task_that_is_replaced_by_none_holds_but_a_single_chunk_goes_on(start_policy, prompt, settings, code, rate):
+    bench, robot = start_policy({**MOVING, "action.rate": rate, "prompt.on_busy": "replace"})
     move(bench, robot)
     assert set(bench.set(**settings)) <= {""}
     bench.client.ask(prompt)
@@ -72,8 +69,8 @@ def test_a_task_that_is_replaced_by_none_holds_but_a_single_chunk_goes_on(start,
         assert bench.node.state.policy.motion.moving and robot.trajectories[-1].points
 
 
-def test_a_hold_that_cannot_be_published_keeps_nothing_else_from_its_end(start):
-    bench, robot = start(MOVING)
+def test_a_hold_that_cannot_be_published_keeps_nothing_else_from_its_end(start_policy):
+    bench, robot = start_policy(MOVING)
     move(bench, robot)
 
     def refuse(message):
@@ -86,8 +83,8 @@ def test_a_hold_that_cannot_be_published_keeps_nothing_else_from_its_end(start):
 
 
 @pytest.mark.parametrize("way", ["cancel", "reset", "disable", "deactivate"])
-def test_a_chunk_that_gets_out_while_everything_is_ended_is_followed_by_a_hold(start, way):
-    bench, robot = start(MOVING)
+def test_a_chunk_that_gets_out_while_everything_is_ended_is_followed_by_a_hold(start_policy, way):
+    bench, robot = start_policy(MOVING)
     show(bench, robot)
     policy, ends = bench.node.state.policy, bench.node.bridge.cancel_all
 
@@ -111,8 +108,8 @@ def test_a_chunk_that_gets_out_while_everything_is_ended_is_followed_by_a_hold(s
     wait_hold(bench, robot)
 
 
-def test_a_running_task_is_watched_whatever_its_rate_has_become(start):
-    bench, robot = start(MOVING)
+def test_a_running_task_is_watched_whatever_its_rate_has_become(start_policy):
+    bench, robot = start_policy(MOVING)
     move(bench, robot)
     assert bench.set(action__rate=0.0) == [""]
     bench.node.state.policy.host.compute = lambda *arguments, **options: None  # no chunk comes any more
@@ -120,8 +117,8 @@ def test_a_running_task_is_watched_whatever_its_rate_has_become(start):
     assert bench.node.state.policy.motion.counts()["starved"] == 1 and not bench.client.reports
 
 
-def test_an_old_observation_that_waits_in_order_moves_nothing(start):
-    bench, robot = start({**MOVING, "action.rate": 50.0, "action.pairing": "every", "images.max_age": 2.0})
+def test_an_old_observation_that_waits_in_order_moves_nothing(start_policy):
+    bench, robot = start_policy({**MOVING, "action.rate": 50.0, "action.pairing": "every", "images.max_age": 2.0})
     show(bench, robot, robot.now() - 20 * NANOSECONDS)
     bench.client.ask(TASK)
     motion = bench.node.state.policy.motion
@@ -138,8 +135,8 @@ def test_an_old_observation_that_waits_in_order_moves_nothing(start):
 @pytest.mark.parametrize(
     ("cameras", "sentence"), [(["top"], "camera 'wrist' is missing"), ([*CAMERAS, "rear"], "no camera 'rear'")]
 )
-def test_cameras_that_are_not_the_policys_stop_the_configuration(start_node, engine, cameras, sentence):
-    given = {"engine.backend": "auto", "engine.directory": str(engine), "cameras": cameras}
+def test_cameras_that_are_not_the_policys_stop_the_configuration(start_node, policy_engine, cameras, sentence):
+    given = {"engine.backend": "auto", "engine.directory": str(policy_engine), "cameras": cameras}
     bench = start_node(given, active=False)
     assert not bench.change(Transition.TRANSITION_CONFIGURE)
     assert sentence in bench.node.state.failure and bench.node.state.policy is bench.node.state.cameras is None
@@ -156,22 +153,22 @@ def test_parameters_of_actions_show_where_nothing_acts(start_node):
     assert "action.noise_seed, safety.max_state_age" in status.message
 
 
-def test_a_task_that_is_out_of_its_time_holds(start):
-    bench, robot = start({**MOVING, "generation.timeout": 1.0})
+def test_a_task_that_is_out_of_its_time_holds(start_policy):
+    bench, robot = start_policy({**MOVING, "generation.timeout": 1.0})
     move(bench, robot)
     bench.wait(lambda: bench.client.reports, "the task ends")
     assert pairs(bench.client.reports[-1])["refusal_code"] == "deadline"
     wait_hold(bench, robot)
 
 
-def test_a_prompt_that_waits_for_pictures_in_vain_ends_in_its_time(start):
-    bench, _robot = start({"images.on_missing": "wait", "generation.timeout": 0.5})
+def test_a_prompt_that_waits_for_pictures_in_vain_ends_in_its_time(start_policy):
+    bench, _robot = start_policy({"images.on_missing": "wait", "generation.timeout": 0.5})
     (report,) = bench.ask(TASK)
     assert report["refusal_code"] == "deadline" and "waited for it in vain" in report["refusal"]
 
 
-def test_a_failure_nobody_foresaw_holds_the_robot_and_ends_the_task_with_a_sentence(start):
-    bench, robot = start(MOVING)
+def test_a_failure_nobody_foresaw_holds_the_robot_and_ends_the_task_with_a_sentence(start_policy):
+    bench, robot = start_policy(MOVING)
     move(bench, robot)
 
     def fail(*arguments, **options):
@@ -184,8 +181,8 @@ def test_a_failure_nobody_foresaw_holds_the_robot_and_ends_the_task_with_a_sente
     wait_hold(bench, robot)
 
 
-def test_a_clock_that_goes_back_holds_until_there_are_observations_of_the_new_time(start):
-    bench, robot = start({**MOVING, "use_sim_time": True, "images.max_age": 0.5, "safety.max_state_age": 0.5})
+def test_a_clock_that_goes_back_holds_until_there_are_observations_of_the_new_time(start_policy):
+    bench, robot = start_policy({**MOVING, "use_sim_time": True, "images.max_age": 0.5, "safety.max_state_age": 0.5})
     clock = bench.client.create_publisher(Clock, "/clock", 10)
     bench.wait(lambda: clock.get_subscription_count(), "the node hears the clock")
 

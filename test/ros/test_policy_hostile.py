@@ -8,9 +8,8 @@ import random
 
 import numpy as np
 import pytest
-import test_policy_node as policy_node
 from builtin_interfaces.msg import Time
-from policy_bench import seconds
+from policy_bench import CAMERAS, JOINTS, TASK, pictures, seconds, show, state
 from rclpy.serialization import serialize_message
 from sensor_msgs.msg import Image, JointState
 
@@ -18,9 +17,6 @@ from edgellm_ros.action.chunk import NANOSECONDS
 from edgellm_ros.ros.parameter_schema import ParameterDefinition, ParameterEffect, ParameterType, schema
 from edgellm_ros.vision.decode import ENCODINGS
 
-engine, start = policy_node.engine, policy_node.start
-JOINTS, CAMERAS, TASK = policy_node.JOINTS, policy_node.CAMERAS, policy_node.TASK
-pictures, state, show = policy_node.pictures, policy_node.state, policy_node.show
 MOVING = {"action.rate": 50.0, "generation.timeout": 0.0, "images.max_age": 5.0, "safety.max_state_age": 5.0}
 ODD = [0.0, -1.0, 1e-300, 1e38, 1e308, -1e308, math.nan, math.inf, -math.inf]
 
@@ -73,10 +69,10 @@ def odd_joints(rng, now):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_hostile_pictures_and_joints_end_nothing_and_let_nothing_bad_out(start, capfd, seed):
+def test_hostile_pictures_and_joints_end_nothing_and_let_nothing_bad_out(start_policy, capfd, seed):
     """IMG-5, IMG-6, ACT-1, ACT-2, ACT-3, SYN-2, with every kind of them at once."""
     rng = random.Random(seed)
-    bench, robot = start(MOVING)
+    bench, robot = start_policy(MOVING)
     show(bench, robot)
     bench.client.ask(TASK)
     bench.wait(lambda: robot.chunks, "the robot moves")
@@ -127,10 +123,10 @@ def odd_value(rng, definition: ParameterDefinition):
     return rng.choice(["", "text", "x" * 200_000])
 
 
-def test_parameters_that_change_at_random_in_a_running_task_end_nothing(start, capfd):
+def test_parameters_that_change_at_random_in_a_running_task_end_nothing(start_policy, capfd):
     """PAR-1 to PAR-4 while a policy runs: each is taken or refused with a sentence."""
     rng = random.Random(3)
-    bench, robot = start(MOVING)
+    bench, robot = start_policy(MOVING)
     live = [row for row in schema().definitions if row.effect is ParameterEffect.REQUEST]
     live = [row for row in live if row.name not in ("generation.timeout", "images.max_age", "safety.max_state_age")]
     show(bench, robot)

@@ -6,12 +6,10 @@ import signal
 
 import pytest
 import test_node_process as node_process
-import test_policy_node as policy_node
-from policy_bench import Robot
+from policy_bench import CAMERAS, JOINTS, TASK, Robot, pictures, state
 
 from edgellm_ros.ros.launch_spec import node_specs
 
-engine = policy_node.engine
 PARAMETERS = """
 /**:
   ros__parameters:
@@ -24,24 +22,24 @@ PARAMETERS = """
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_the_robot_moves_holds_it(engine, tmp_path, number):
+def test_a_signal_while_the_robot_moves_holds_it(policy_engine, tmp_path, number):
     (tmp_path / "robot.yaml").write_text(PARAMETERS)
     (spec,) = node_specs(
-        {"engine_dir": str(engine), "backend": "onnxruntime", "params_file": str(tmp_path / "robot.yaml")}
+        {"engine_dir": str(policy_engine), "backend": "onnxruntime", "params_file": str(tmp_path / "robot.yaml")}
     )
     bench = node_process.ProcessBench(spec)
     try:
         bench.wait_active()
-        robot = Robot(bench, policy_node.CAMERAS, policy_node.JOINTS)
+        robot = Robot(bench, CAMERAS, JOINTS)
         heard = (*robot.images.values(), robot.states)
         bench.wait(lambda: all(publisher.get_subscription_count() for publisher in heard), "the node listens")
         bench.wait(lambda: bench.client.count_publishers("action_trajectory"), "the robot listens")
         asked = []
 
         def moves():
-            robot.observe(policy_node.pictures(), policy_node.state())
+            robot.observe(pictures(), state())
             if not asked:
-                asked.append(bench.client.ask(policy_node.TASK))
+                asked.append(bench.client.ask(TASK))
             return robot.trajectories and robot.trajectories[-1].points
 
         bench.wait(moves, "the robot moves")

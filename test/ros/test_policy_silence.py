@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-import test_policy_node as policy_node
+from policy_bench import TASK, pictures, show, state
 
 from edgellm_ros.action.chunk import NANOSECONDS, ActionChunk, ActionLimits
 from edgellm_ros.action.policy_manifest import ActionMeaning
@@ -16,8 +16,6 @@ from edgellm_ros.errors import Refusal, RefusalCode
 from edgellm_ros.ros.client import pairs
 from edgellm_ros.ros.motion import Motion, MotionSettings
 
-engine, start = policy_node.engine, policy_node.start
-TASK, pictures, state, show = policy_node.TASK, policy_node.pictures, policy_node.state, policy_node.show
 SELDOM = {"action.rate": 0.05, "generation.timeout": 0.0}  # the plan ends long before the next observation
 IN_ORDER = {"action.rate": 50.0, "action.pairing": "every", "generation.timeout": 0.0}
 
@@ -37,9 +35,9 @@ def move(bench, robot):
         ("cameras", IN_ORDER, "no_images"),
     ],
 )
-def test_what_falls_silent_holds_the_robot_before_its_plan_ends(start, silent, task, code):
+def test_what_falls_silent_holds_the_robot_before_its_plan_ends(start_policy, silent, task, code):
     limits = {"joints": {"safety.max_state_age": 0.6}, "cameras": {"images.max_age": 0.6}}.get(silent, {})
-    bench, robot = start({**task, **limits})
+    bench, robot = start_policy({**task, **limits})
     move(bench, robot)
     if silent == "nan":
         robot.feel(np.full(5, np.nan), robot.now())
@@ -49,15 +47,15 @@ def test_what_falls_silent_holds_the_robot_before_its_plan_ends(start, silent, t
     assert not bench.client.reports  # the task goes on when there is something to go by
 
 
-def test_nothing_is_held_for_silence_where_the_safety_rule_is_none(start):
-    bench, robot = start({**SELDOM, "safety.max_state_age": 0.3, "safety.on_fault": "none"})
+def test_nothing_is_held_for_silence_where_the_safety_rule_is_none(start_policy):
+    bench, robot = start_policy({**SELDOM, "safety.max_state_age": 0.3, "safety.on_fault": "none"})
     move(bench, robot)
     bench.wait(lambda: bench.node.state.policy.motion.counts().get("starved"), "the plan ends")
     assert all(trajectory.points for trajectory in robot.trajectories)
 
 
-def test_frames_that_wait_to_be_used_are_no_silence(start):
-    bench, robot = start({**SELDOM, "images.max_age": 0.6})
+def test_frames_that_wait_to_be_used_are_no_silence(start_policy):
+    bench, robot = start_policy({**SELDOM, "images.max_age": 0.6})
     move(bench, robot)
     motion = bench.node.state.policy.motion
 
@@ -77,8 +75,8 @@ def test_frames_that_wait_to_be_used_are_no_silence(start):
         {"action.rate": 0.01},
     ],
 )
-def test_a_task_ends_in_its_time_though_nothing_comes_to_go_by(start, task):
-    bench, robot = start({**task, "generation.timeout": 1.0})
+def test_a_task_ends_in_its_time_though_nothing_comes_to_go_by(start_policy, task):
+    bench, robot = start_policy({**task, "generation.timeout": 1.0})
     if task.get("action.pairing") != "every":
         show(bench, robot)
     bench.client.ask(TASK)
@@ -99,16 +97,16 @@ def label(stamp):
     return f"stamp={stamp // NANOSECONDS}.{stamp % NANOSECONDS:09d} "
 
 
-def test_a_prompt_where_every_observation_counts_begins_with_the_newest(start):
-    bench, robot = start({**IN_ORDER, "action.rate": 0.0, "images.max_age": 5.0})
+def test_a_prompt_where_every_observation_counts_begins_with_the_newest(start_policy):
+    bench, robot = start_policy({**IN_ORDER, "action.rate": 0.0, "images.max_age": 5.0})
     for _ in range(2):
         stamp = show_past(bench, robot, 8)
         (report,) = bench.ask(TASK)
         assert report["chunks"] == "1" and label(stamp).startswith(f"stamp={report['observation_stamp']} ")
 
 
-def test_a_robot_does_not_go_through_what_waited_too_long(start):
-    bench, robot = start({**IN_ORDER, "images.max_age": 0.5})
+def test_a_robot_does_not_go_through_what_waited_too_long(start_policy):
+    bench, robot = start_policy({**IN_ORDER, "images.max_age": 0.5})
     bench.client.ask(TASK)
     bench.wait_running()
     policy, released = bench.node.state.policy, threading.Event()

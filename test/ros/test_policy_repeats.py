@@ -1,4 +1,4 @@
-"""Where every observation is used in its order, a replay gives the same bytes, and each is used once."""
+"""The same seed or recording gives a policy's node the same bytes again, and other seeds others."""
 
 from __future__ import annotations
 
@@ -6,13 +6,36 @@ import functools
 
 import numpy as np
 import pytest
-import test_policy_node as policy_node
+from policy_bench import TASK, pictures, show, state
 
 from edgellm_ros.action.chunk import NANOSECONDS
 
-engine, start = policy_node.engine, policy_node.start
-TASK, pictures, state, show = policy_node.TASK, policy_node.pictures, policy_node.state, policy_node.show
-OPTIONS = {"action.rate": 50.0, "action.pairing": "every", "action.fixed_delay": 0.05, "generation.timeout": 0.0}
+IN_ORDER = {"action.rate": 50.0, "action.pairing": "every", "action.fixed_delay": 0.05, "generation.timeout": 0.0}
+
+
+@pytest.mark.parametrize("mode", ["fixed", "sequence"])
+def test_seeds_follow_the_mode_and_live_changes(start_policy, mode):
+    bench, robot = start_policy({"action.noise_mode": mode, "action.noise_seed": 7})
+    show(bench, robot)
+    seeds = [bench.ask(TASK)[0]["seed"] for _ in range(2)]
+    assert seeds == (["7", "7"] if mode == "fixed" else ["7", "8"])
+    assert bench.set(action__noise_seed=-1) == [""]
+    assert "action.noise_seed" in bench.set(action__noise_seed=2**31)[0]
+    if mode == "sequence":
+        bench.trigger("reset")
+    assert bench.ask(TASK)[0]["seed"] == "-1"
+
+
+def test_a_random_seed_is_named_and_gives_the_bytes_again(start_policy):
+    bench, robot = start_policy({"action.noise_mode": "random"})
+    show(bench, robot)
+    seeds = [bench.ask(TASK)[0]["seed"] for _ in range(2)]
+    bench.wait(lambda: len(robot.chunks) == 2, "two chunks")
+    assert seeds[0] != seeds[1] and robot.chunks[0].data != robot.chunks[1].data
+    assert bench.set(action__noise_mode="fixed", action__noise_seed=int(seeds[0])) == ["", ""]
+    bench.ask(TASK)
+    bench.wait(lambda: len(robot.chunks) == 3, "three chunks")
+    assert robot.chunks[2].data == robot.chunks[0].data
 
 
 def _heard(chunks, label):
@@ -24,10 +47,10 @@ def _count(messages, number):
 
 
 @pytest.mark.parametrize("splice", ["replace", "blend", "ensemble", "rtc"])
-def test_every_observation_is_used_once_and_a_replay_gives_the_same_bytes(start, splice):
+def test_every_observation_is_used_once_and_a_replay_gives_the_same_bytes(start_policy, splice):
     told = []
     for one_by_one in (True, False):  # a replay in a burst is the same
-        bench, robot = start({**OPTIONS, "action.splice": splice, "action.blend_steps": 3})
+        bench, robot = start_policy({**IN_ORDER, "action.splice": splice, "action.blend_steps": 3})
         bench.client.ask(TASK)
         bench.wait_running()
         base = 1_700_000_000 * NANOSECONDS
@@ -52,8 +75,8 @@ def test_every_observation_is_used_once_and_a_replay_gives_the_same_bytes(start,
     assert told[0] == told[1]
 
 
-def test_a_replayed_task_goes_on_behind_what_the_last_one_used_and_a_single_chunk_is_of_the_newest(start):
-    bench, robot = start({**OPTIONS, "prompt.on_busy": "replace"})
+def test_a_replayed_task_goes_on_behind_what_the_last_one_used_and_a_single_chunk_is_of_the_newest(start_policy):
+    bench, robot = start_policy({**IN_ORDER, "prompt.on_busy": "replace"})
     base = 1_700_000_000 * NANOSECONDS
     stamps = [base + k * NANOSECONDS // 10 for k in range(6)]
     bench.client.ask(TASK)
