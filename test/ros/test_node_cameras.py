@@ -190,10 +190,11 @@ def test_cameras_are_given_back_when_the_node_is_cleaned_up(see):
     from lifecycle_msgs.msg import Transition
 
     bench = see({})
-    topics = len(list(bench.node.subscriptions))
+    topics, timers = (len(list(found)) for found in (bench.node.subscriptions, bench.node.timers))
     for transition in (Transition.TRANSITION_DEACTIVATE, Transition.TRANSITION_CLEANUP):
         assert bench.change(transition)
     assert bench.node.state.cameras is None
     assert len(list(bench.node.subscriptions)) == topics - 1
+    assert len(list(bench.node.timers)) == timers - 1  # that of the glances
     bench.activate()
     assert len(list(bench.node.subscriptions)) == topics

@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as functional
 import transformers
 from pictures import picture
-from processor_cases import CASES, LETTERBOXES, SAMPLES, Case
+from processor_cases import CASES, LETTERBOXES, SAMPLES, VIDEOS, Case
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as size_of_a_frame  # of videos too
+from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as size_among_frames
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
 HERE = Path(__file__).resolve().parent
@@ -50,6 +52,17 @@ def reference(case: Case) -> dict[str, Any]:
     return facts
 
 
+def video_sizes(name: str, limits: dict[str, Any], videos: Any) -> list[list[int]]:
+    """Height and width of the frames, of which Qwen3-VL alone counts how many there are."""
+    image = next(case for case in CASES if case.name == name).image
+    size = limits.get("size", {})
+    low, high = limits.get("min_pixels", size.get("shortest_edge")), limits.get("max_pixels", size.get("longest_edge"))
+    rest = {"factor": image["patch_size"] * image["merge_size"], "min_pixels": low, "max_pixels": high}
+    if name.startswith("qwen3"):
+        return [list(size_among_frames(*video, temporal_factor=2, **rest)) for video in videos]
+    return [list(size_of_a_frame(*video[1:], **rest)) for video in videos]
+
+
 def letterbox(image: np.ndarray, height: int, width: int, centred: bool) -> np.ndarray:
     """What lerobot's SmolVLA (left and top padded) and pi (centred) do with one image."""
     pixels = torch.from_numpy(image).permute(2, 0, 1)[None].to(torch.float32) / 255
@@ -71,6 +84,7 @@ def main() -> None:
         f"{rows},{columns}": get_image_prompt_string(rows, columns, 2, *marks) for rows, columns in ((0, 0), (2, 3))
     }
     values, facts = {}, {"transformers": transformers.__version__, "smolvlm_prompts": prompts}
+    facts["videos"] = {video[0]: video_sizes(*video) for video in VIDEOS}
     for case in CASES:
         found = reference(case)
         pixels = np.ascontiguousarray(found.pop("pixels"), np.float32)

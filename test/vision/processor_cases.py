@@ -77,6 +77,23 @@ CASES = (
          {"image_mean": HALF, "image_std": HALF, "resample": 2, "size": {"height": 48, "width": 64}}, _TEN),
 )  # fmt: skip
 
+# name of a case whose processor takes videos, their limits, and frames, height and width of some
+_FRAMES = (
+    (2, 30, 40),
+    (3, 64, 64),
+    (5, 97, 31),
+    (7, 200, 150),
+    (8, 128, 96),
+    (4, 5, 7),
+    (6, 9, 90),
+    (2, 5, 150),
+    (16, 60, 80),
+)
+VIDEOS = (
+    ("qwen2.5-vl-limited", {"min_pixels": 4 * 784, "max_pixels": 12 * 784}, _FRAMES),
+    ("qwen3-vl-small", {"size": {"shortest_edge": 1024, "longest_edge": 16384}}, _FRAMES),
+)
+
 # name, config.json of the policy, height and width of the result, whether padding is on both sides, pictures
 LETTERBOXES = (
     ("smolvla", {"type": "smolvla", "resize_imgs_with_padding": [512, 384]}, (384, 512), False,

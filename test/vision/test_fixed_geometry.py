@@ -46,6 +46,26 @@ def test_a_second_frame_of_one_size_computes_no_table(family, on_device, monkeyp
     backend.close()
 
 
+@pytest.mark.parametrize("family", ["smolvlm", "qwen2_5_vl", "qwen3_vl"])
+def test_more_than_one_call_takes_gives_the_rows_of_one(family, monkeypatch):
+    backend = CPUBackend(1)
+    tower = VisionRunner.open(level_engine(family, "onnxruntime") / "visual", backend).tower
+    settings, grid = tower.settings, None if family == "smolvlm" else (6, 6, 8)
+    values = settings.num_channels * settings.temporal_patch_size * settings.patch_size**2
+    side = settings.image_size
+    shape = (6, settings.num_channels, side, side) if grid is None else (6 * 6 * 8, values)
+    pixels = np.random.default_rng(0).integers(0, 256, shape).astype(np.float32)
+    whole = tower.encode(pixels, grid)
+    positions = settings.tile_positions if grid is None else 6 * 8
+    monkeypatch.setattr("edgellm_ros.vision.visual_directory.MOST_POSITIONS", 4 * positions)
+    assert settings.images_at_once(positions) == 4
+    parts = tower.encode(pixels, grid)
+    assert len(parts.planes) == len(whole.planes) == settings.deepstack_planes
+    for found, wanted in zip((parts.embeddings, *parts.planes), (whole.embeddings, *whole.planes), strict=True):
+        assert np.abs(found.numpy() - wanted.numpy()).max() < 1e-4
+    backend.close()
+
+
 def tower_with(names: list[str], told: int) -> Tower:
     """A tower whose engine gives ``names`` beside its rows, and whose settings tell of ``told`` planes."""
     rows = TensorSpec("image_embeds", DataType.FLOAT32, (-1, -1, 8))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pictures import picture
-from processor_cases import CASES, SAMPLES, Case
+from processor_cases import CASES, SAMPLES, VIDEOS, Case
 
 from edgellm_ros.errors import EngineDirectoryError, RequestError
 from edgellm_ros.vision.processor import ProcessedImages, Processor, Video, open_processor
@@ -236,6 +236,38 @@ def test_a_still_image_is_a_video_of_equal_frames(tmp_path):
     assert np.array_equal(video.inputs["pixel_values"][:half], still.inputs["pixel_values"])
     assert np.array_equal(video.inputs["pixel_values"][half:], still.inputs["pixel_values"])
     assert video.placeholders == ("<|video_pad|>" * video.token_counts[0],)
+
+
+@pytest.mark.parametrize(("name", "limits", "videos"), VIDEOS, ids=[video[0] for video in VIDEOS])
+def test_frames_have_the_size_of_the_reference_within_limits_of_their_own(name, limits, videos, tmp_path):
+    image = case_named(name).image
+    (write_folder(tmp_path, case_named(name)) / "video_preprocessor_config.json").write_text(
+        json.dumps(limits), "utf-8"
+    )
+    processor = open_processor(tmp_path)
+    for (frames, height, width), size in zip(videos, FACTS["videos"][name], strict=True):
+        done = processor.process_video(Video([picture(height, width)] * frames))
+        grid = [-(-frames // 2), *(side // image["patch_size"] for side in size)]
+        assert done.grids.tolist() == [grid]
+        assert done.inputs["pixel_values"].shape[0] == np.prod(grid)
+        assert done.token_counts == (np.prod(grid) // 4,)
+
+
+def test_the_longest_side_has_an_end_whatever_the_settings_say(tmp_path):
+    processor = opened(tmp_path, "smolvlm-small", size={"longest_edge": 5000}, max_image_size={"longest_edge": 1024})
+    assert [(step.height, step.width) for step in processor.plan(1000, 2500).steps[:2]] == [(1638, 4096), (2048, 4096)]
+    assert [(step.height, step.width) for step in processor.plan(2500, 1000).steps[:2]] == [(4096, 1638), (4096, 2048)]
+
+
+def test_internvl_has_no_view_of_the_whole_beside_a_single_tile_or_where_it_is_switched_off(tmp_path):
+    small = opened(tmp_path, "internvl3-small")
+    assert small.process([picture(20, 20)]).rows == (1,)
+    assert small.process([picture(20, 40)]).rows == (3,)
+    for setting, rows in (({}, 13), ({"use_thumbnail": False}, 12), ({"dynamic_image_size": False}, 1)):
+        case = case_named("internvl3")
+        folder = write_folder(tmp_path, case)
+        (folder / "config.json").write_text(json.dumps({**case.config, **setting}), "utf-8")
+        assert open_processor(folder).plan(960, 1280).rows == rows
 
 
 def test_both_frames_of_a_patch_are_in_it_and_an_odd_last_one_twice(tmp_path):
