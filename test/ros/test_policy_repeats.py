@@ -6,10 +6,11 @@ import functools
 
 import numpy as np
 import pytest
-from policy_bench import TASK, pictures, show, state
+from policy_bench import TASK, pictures, seconds, show, state
 
 from edgellm_ros.action.chunk import NANOSECONDS
 
+BASE = 1_700_000_000 * NANOSECONDS
 IN_ORDER = {"action.rate": 50.0, "action.pairing": "every", "action.fixed_delay": 0.05, "generation.timeout": 0.0}
 
 
@@ -46,6 +47,17 @@ def _count(messages, number):
     return len(messages) == number
 
 
+def _moments(trajectory):
+    stamp = seconds(trajectory.header.stamp) - BASE // NANOSECONDS
+    return [stamp + seconds(point.time_from_start) for point in trajectory.points]
+
+
+def _at(trajectory, moment):
+    """Positions that a trajectory has at a moment, in s from ``BASE``."""
+    columns = np.transpose([point.positions for point in trajectory.points])
+    return np.array([np.interp(moment, _moments(trajectory), column) for column in columns])
+
+
 @pytest.mark.parametrize("splice", ["replace", "blend", "ensemble", "rtc"])
 def test_every_observation_is_used_once_and_a_replay_gives_the_same_bytes(start_policy, splice):
     told = []
@@ -53,8 +65,7 @@ def test_every_observation_is_used_once_and_a_replay_gives_the_same_bytes(start_
         bench, robot = start_policy({**IN_ORDER, "action.splice": splice, "action.blend_steps": 3})
         bench.client.ask(TASK)
         bench.wait_running()
-        base = 1_700_000_000 * NANOSECONDS
-        stamps = [base + k * NANOSECONDS // 10 for k in range(6)]
+        stamps = [BASE + k * NANOSECONDS // 10 for k in range(6)]
         for stamp in stamps:
             robot.observe(pictures(), state(), stamp)
             if one_by_one:
@@ -73,12 +84,17 @@ def test_every_observation_is_used_once_and_a_replay_gives_the_same_bytes(start_
         )
         bench.close()
     assert told[0] == told[1]
+    _, second = robot.trajectories[:2]
+    chunk = np.reshape(robot.chunks[1].data, (7, 4))
+    untouched = np.array_equal([point.positions for point in second.points], chunk)
+    assert untouched == (splice in ("replace", "rtc"))
+    bound = np.abs(chunk[0] - _at(robot.trajectories[0], _moments(second)[0])).max() < 1e-5
+    assert bound == (splice == "rtc")  # the row that is due while the chunk is computed
 
 
 def test_a_replayed_task_goes_on_behind_what_the_last_one_used_and_a_single_chunk_is_of_the_newest(start_policy):
     bench, robot = start_policy({**IN_ORDER, "prompt.on_busy": "replace"})
-    base = 1_700_000_000 * NANOSECONDS
-    stamps = [base + k * NANOSECONDS // 10 for k in range(6)]
+    stamps = [BASE + k * NANOSECONDS // 10 for k in range(6)]
     bench.client.ask(TASK)
     for stamp in stamps[:3]:
         show(bench, robot, stamp)
