@@ -101,6 +101,7 @@ class CameraInputs:
         in_order = FRAMES_IN_ORDER if settings.action.pairing == "every" or series > 1 else 0
         self.frames = Synchronizer([camera.name for camera in self.cameras], in_order)
         self._decoded_frames = DecodedFrames(self.cameras, series)
+        self.used = 0  # ns; the stamp of what ``take_next`` gave last
         self._node = node
         self._warn = warn
         self._boxes = boxes
@@ -228,7 +229,10 @@ class CameraInputs:
         if found is None:
             self.frames.wait(timeout)
             found = self.frames.next_after(after, slop=settings.sync_slop)
-        return None if found is None else self._decoded(found, settings)
+        if found is None:
+            return None
+        self.used = found.stamp
+        return self._decoded(found, settings)
 
     def take_near(self, settings: ImageSettings, moment: int, within: float) -> RequestImages:
         """The images nearest to an earlier moment (ns).

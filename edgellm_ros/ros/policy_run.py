@@ -189,8 +189,9 @@ class PolicyRun:
 
     def _next_observation(self, settings: Settings) -> Observation | None:
         live = settings.action.fixed_delay < 0  # a replay has times of its own
-        if live and not self._last_stamp:
-            self._last_stamp = self._before_newest(settings)
+        if not self._last_stamp:
+            newest = live or settings.action.rate <= 0
+            self._last_stamp = self._before_newest(settings) if newest else self._cameras.used
         images = self._cameras.take_next(settings.images, after=self._last_stamp, timeout=_ONE_BY_ONE_WAIT)
         if images is None:
             return None

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from level_engines import level_engine
 from pretend_gpu import compile_pretended, pretend_backend
-from test_vision_requests import SeededProcessor, check, run
 from vision_engines import TOLERANCE, engine, reference
 from vision_inputs import FAMILIES, GRIDS, IMAGE_SEEDS, pixel_values
+from vision_requests import SeededProcessor, check, run
 
 import edgellm_ros.vision.runner as vision_runner
 from edgellm_ros.backends.cpu import CPUBackend

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from camera_bench import CameraBench
     from check_bench import Check
     from node_bench import NodeBench
     from policy_bench import Robot
@@ -94,6 +95,22 @@ def start_policy(start_node: Callable[..., NodeBench], policy_engine: Path) -> C
         return bench, robot
 
     return start
+
+
+@pytest.fixture
+def start_cameras() -> Iterator[Callable[..., CameraBench]]:
+    """A function that starts a node with cameras, and one that publishes; all are stopped at the end of the test."""
+    from camera_bench import CameraBench
+
+    benches: list[CameraBench] = []
+
+    def start(parameters: dict[str, object] | None = None, **overrides: object) -> CameraBench:
+        benches.append(CameraBench(parameters or {}, overrides))
+        return benches[-1]
+
+    yield start
+    for one in benches:
+        one.close()
 
 
 @pytest.fixture

@@ -104,6 +104,26 @@ def test_the_header_is_stamped_as_asked(start_policy, stamp):
     header = robot.trajectories[0].header.stamp
     nanoseconds = header.sec * NANOSECONDS + header.nanosec
     assert {"observation": nanoseconds >= shown, "now": nanoseconds > shown, "zero": nanoseconds == 0}[stamp]
+    times = [seconds(point.time_from_start) for point in robot.trajectories[0].points]
+    assert np.allclose(np.diff(times), 0.2) and 0 < times[0] <= 0.2
+
+
+def test_joints_that_the_robot_calls_otherwise_are_read_and_told_by_its_names(start_policy):
+    names = ("a1", "a2", "a3", "hand")
+    given = {"action.joint_names": list(names), "action.execute_steps": 3, "images.on_missing": "wait"}
+    bench, robot = start_policy(given)
+    robot.joints = ("hand", "wrist", "a3", "a2", "a1")
+    stamp = robot.now()
+    robot.see(pictures(), stamp)
+    robot.feel(state()[[3, 4, 2, 1, 0]], stamp)
+    bench.wait(lambda: bench.node.state.policy.joints.at(stamp, 0.0) is not None, "the joints arrive")
+    assert np.array_equal(bench.node.state.policy.joints.at(stamp, 0.0)[0], state())
+    bench.client.ask(TASK)
+    bench.wait(lambda: robot.trajectories, "the trajectory arrives")
+    assert tuple(robot.trajectories[0].joint_names) == names and len(robot.trajectories[0].points) == 3
+    bench.client.cancel()
+    bench.wait(lambda: not robot.trajectories[-1].points, "the robot holds")
+    assert tuple(robot.trajectories[-1].joint_names) == names
 
 
 @pytest.mark.parametrize(("task", "code"), [("", "empty_prompt"), ("move " * 100, "input_too_long")])

@@ -122,3 +122,22 @@ def adapter_folders(adapter_folder: Path) -> dict[str, Path]:
 
     form = AdapterFormat.from_config(open_engine_directory(engine(adapter_folder)).config.extra)
     return {name: write_adapter(adapter_folder / name, form, 2 + place, place) for place, name in enumerate("abc")}
+
+
+@pytest.fixture
+def open_family(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LLMInferenceRuntime]]:
+    """A function that opens the tiny model of a family, whose images are seeds; all are closed behind the test."""
+    from vision_engines import engine
+    from vision_requests import SeededProcessor
+
+    runtimes: list[LLMInferenceRuntime] = []
+
+    def opened(family: str, lowering: str = "onnxruntime", **options: Any) -> LLMInferenceRuntime:
+        monkeypatch.setattr("edgellm_ros.vision.runner.open_processor", lambda path: SeededProcessor(family))
+        runtime = LLMInferenceRuntime(engine(family, lowering), backend="onnxruntime", threads=1, **options)
+        runtimes.append(runtime)
+        return runtime
+
+    yield opened
+    for runtime in runtimes:
+        runtime.close()

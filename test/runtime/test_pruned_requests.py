@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from pruned_cases import FAMILIES as PRUNED
 from pruned_cases import dropped
-from test_vision_requests import SeededProcessor, check, request_of
-from vision_engines import LOWERINGS, engine, reference
+from vision_engines import LOWERINGS, reference
 from vision_inputs import IMAGE, VIDEO_SEED
+from vision_requests import check, request_of
 
 import edgellm_ros.runtime.token_pruning as token_pruning
-import edgellm_ros.vision.runner as vision_runner
 from edgellm_ros.runtime.context_cache import ContextCacheConfig
 from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import LLMGenerationResponse
@@ -25,21 +24,6 @@ from edgellm_ros.vision.pruner import PrunedPrompt, PruningOutcome, PruningRepor
 
 ANSWERS = json.loads((Path(__file__).parent.parent / "vision" / "pruned.json").read_text("utf-8"))
 HALF = VisualPrunerConfig(enabled=True, reduction_ratio=0.5, min_visual_tokens=1)
-
-
-@pytest.fixture
-def open_family(monkeypatch) -> Iterator[Any]:
-    runtimes = []
-
-    def opened(family: str, lowering: str = "onnxruntime", **options: Any) -> LLMInferenceRuntime:
-        monkeypatch.setattr(vision_runner, "open_processor", lambda path: SeededProcessor(family))
-        runtime = LLMInferenceRuntime(engine(family, lowering), backend="onnxruntime", threads=1, **options)
-        runtimes.append(runtime)
-        return runtime
-
-    yield opened
-    for runtime in runtimes:
-        runtime.close()
 
 
 @pytest.fixture

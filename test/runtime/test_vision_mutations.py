@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_vision_requests import TOLERANCE, opened, request_of
 from vision_engines import reference
 from vision_inputs import FAMILIES
+from vision_requests import TOLERANCE, request_of
 
 from edgellm_ros.runtime import row_media
 from edgellm_ros.runtime.request import LLMGenerationResponse
 from edgellm_ros.vision.media import EncodedMedia, PlacedItem, PromptMedia
 
-__all__ = ["opened"]  # a fixture
 NOTICED = 10 * TOLERANCE
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
@@ -48,21 +47,21 @@ def one_position_changed(axis: int) -> Any:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_sound_prompt_is_near_the_reference_and_shifted_rows_are_not(opened, family):
-    runtime = opened(family)
+def test_a_sound_prompt_is_near_the_reference_and_shifted_rows_are_not(open_family, family):
+    runtime = open_family(family)
     assert first_error(runtime, family) < TOLERANCE
     assert first_error(runtime, family, places_shifted) > NOTICED
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2], ids=["time", "row", "column"])
 @pytest.mark.parametrize("family", QWEN)
-def test_one_position_of_one_token_on_one_axis_is_noticed(opened, family, axis):
-    assert first_error(opened(family), family, one_position_changed(axis)) > NOTICED
+def test_one_position_of_one_token_on_one_axis_is_noticed(open_family, family, axis):
+    assert first_error(open_family(family), family, one_position_changed(axis)) > NOTICED
 
 
 @pytest.mark.parametrize("family", QWEN)
-def test_decoding_from_another_position_is_noticed(opened, family):
-    runtime = opened(family)
+def test_decoding_from_another_position_is_noticed(open_family, family):
+    runtime = open_family(family)
     row = reference(family)["answers"][1]
     found = []
     for delta in (0, 1):
@@ -76,15 +75,15 @@ def test_decoding_from_another_position_is_noticed(opened, family):
 
 
 @pytest.mark.parametrize("family", QWEN)
-def test_axes_in_another_order_are_noticed(opened, family, monkeypatch):
+def test_axes_in_another_order_are_noticed(open_family, family, monkeypatch):
     honest = row_media.rope_axes
     monkeypatch.setattr(row_media, "rope_axes", lambda extra, count: honest(extra, count)[::-1].copy())
-    assert first_error(opened(family), family) > NOTICED
+    assert first_error(open_family(family), family) > NOTICED
 
 
 @pytest.mark.parametrize("kind", ["missing", "swapped", "left behind"])
-def test_planes_that_are_missing_swapped_or_left_behind_are_noticed(opened, kind, monkeypatch):
-    runtime = opened("qwen3_vl")
+def test_planes_that_are_missing_swapped_or_left_behind_are_noticed(open_family, kind, monkeypatch):
+    runtime = open_family("qwen3_vl")
     media, encode = runtime.rank.executor.media, runtime.rank.vision.encode
     if kind == "missing":
         empty = runtime.rank.backend.allocate((12, 32), encode_type(runtime))
@@ -108,8 +107,8 @@ def encode_type(runtime: Any) -> Any:
 
 @pytest.mark.parametrize("family", ["paligemma", "gemma3"])
 @pytest.mark.parametrize("lowering", ["onnxruntime", "tensorrt", "tensorrt_legacy"])
-def test_a_block_one_token_short_is_noticed(opened, family, lowering):
-    runtime = opened(family, lowering)
+def test_a_block_one_token_short_is_noticed(open_family, family, lowering):
+    runtime = open_family(family, lowering)
     assert first_error(runtime, family) < TOLERANCE
 
     def shorter(media: PromptMedia) -> PromptMedia:

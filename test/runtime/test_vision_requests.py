@@ -4,133 +4,36 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from vision_engines import LOWERINGS, engine, reference
-from vision_inputs import FAMILIES, GRIDS, SECONDS_PER_PATCH, VIDEO_SEED, pixel_values, token_count
+from vision_inputs import FAMILIES, GRIDS, pixel_values, token_count
+from vision_requests import GREEDY, MARKS, SeededProcessor, check, image, request_of, run
 
-import edgellm_ros.vision.runner as vision_runner
 from edgellm_ros.backends.cpu import CPUBackend
 from edgellm_ros.errors import EngineDirectoryError, MisuseError, RefusalCode, RequestError
 from edgellm_ros.runtime import rank_model
 from edgellm_ros.runtime.context_cache import ContextCacheConfig
-from edgellm_ros.runtime.inference_runtime import LLMInferenceRuntime
 from edgellm_ros.runtime.request import (
     LLMGenerationRequest,
     LLMGenerationResponse,
     Message,
     Request,
-    SamplingParameters,
 )
 from edgellm_ros.runtime.scheduler import RequestEngine
 from edgellm_ros.runtime.scheduler_config import RequestEngineConfig
-from edgellm_ros.vision.processor import ProcessedImages, Video
+from edgellm_ros.vision.processor import Video
 from edgellm_ros.vision.runner import VisionRunner
 from edgellm_ros.vision.visual_directory import open_visual_directory
-
-GREEDY = SamplingParameters(temperature=0.0)
-TOLERANCE = 1e-4
-
-
-MARKS = {"smolvlm": "<image>", "paligemma": "<image>", "gemma3": "<start_of_image>", "internvl": "<IMG_CONTEXT>"}
-
-
-class SeededProcessor:
-    """An image is a seed, in its first value; its pixel values are those that the reference was made with."""
-
-    def __init__(self, family: str) -> None:
-        self.family = family
-        self.image_mark = self.image_token = MARKS.get(family, "<|image_pad|>")
-        if family == "gemma3":
-            self.image_token = "<image_soft_token>"
-        self.processed = 0
-
-    def process(self, images: Sequence[np.ndarray]) -> ProcessedImages:
-        seeds = [int(image.flat[0]) for image in images]
-        self.processed += len(seeds)
-        grids = FAMILIES[self.family].grids
-        values = [pixel_values(self.family, seed) for seed in seeds]
-        counts = tuple(token_count(self.family, seed) for seed in seeds)
-        return ProcessedImages(
-            {"pixel_values": np.concatenate(values) if grids else np.stack(values)},
-            tuple(len(value) if grids else 1 for value in values),
-            counts,
-            tuple(self.image_token * count for count in counts),
-            np.array([GRIDS[seed] for seed in seeds]) if grids else None,
-        )
-
-    def process_video(self, video: Video) -> ProcessedImages:
-        """See ``VideoProcessor``; the frames of one video are given for the seed of it."""
-        (seed,) = {int(frame.flat[0]) for frame in video.frames}
-        processed = self.process([video.frames[0]])
-        return replace(processed, placeholders=(self.video_token * token_count(self.family, seed),))
-
-    video_mark = video_token = "<|video_pad|>"
-
-
-def image(seed: int) -> np.ndarray:
-    return np.full((2 + seed, 4, 3), seed, dtype=np.uint8)
-
-
-def content(seed: int) -> np.ndarray | Video:
-    """An image, or a video of two frames for each of its temporal patches."""
-    if seed != VIDEO_SEED:
-        return image(seed)
-    return Video([image(seed)] * 2 * GRIDS[seed][0], seconds_per_frame=SECONDS_PER_PATCH / 2)
-
-
-@pytest.fixture
-def opened(monkeypatch) -> Iterator[Any]:
-    runtimes = []
-
-    def open_family(family: str, lowering: str = "onnxruntime", **options: Any) -> LLMInferenceRuntime:
-        monkeypatch.setattr(vision_runner, "open_processor", lambda path: SeededProcessor(family))
-        runtime = LLMInferenceRuntime(engine(family, lowering), backend="onnxruntime", threads=1, **options)
-        runtimes.append(runtime)
-        return runtime
-
-    yield open_family
-    for runtime in runtimes:
-        runtime.close()
-
-
-def request_of(rows: Sequence[dict[str, Any]], **options: Any) -> LLMGenerationRequest:
-    return LLMGenerationRequest(
-        requests=[
-            Request((Message.of("user", "x", *(content(seed) for seed in row["images"])),), ignore_eos=True)
-            for row in rows
-        ],
-        pre_tokenized_input_ids=[list(row["input_ids"]) for row in rows],
-        sampling=GREEDY,
-        num_logprobs=50,
-        **{"max_generate_length": 10, **options},
-    )
-
-
-def run(runtime: LLMInferenceRuntime, rows: Sequence[dict[str, Any]], **options: Any) -> LLMGenerationResponse:
-    response = LLMGenerationResponse()
-    assert runtime.handle_request(request_of(rows, **options), response), runtime.last_refusal
-    assert response.messages == [""] * len(rows)
-    return response
-
-
-def check(response: LLMGenerationResponse, rows: Sequence[dict[str, Any]]) -> None:
-    for place, row in enumerate(rows):
-        logits = np.array(row["first_logits"])
-        wanted = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
-        found = response.logprobs[place][0]
-        assert max(abs(entry.logprob - wanted[entry.token_id]) for entry in found) < TOLERANCE
-        assert response.output_ids[place] == row["output_ids"]
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_text_images_and_videos_answer_as_transformers(opened, family, lowering):
-    runtime = opened(family, lowering)
+def test_text_images_and_videos_answer_as_transformers(open_family, family, lowering):
+    runtime = open_family(family, lowering)
     rows = reference(family)["answers"]
     for row in rows:
         check(run(runtime, [row]), [row])
@@ -143,16 +46,16 @@ def test_text_images_and_videos_answer_as_transformers(opened, family, lowering)
 
 @pytest.mark.parametrize("chunk", [1, 5, 7])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_images_cut_by_chunks_of_the_prompt_are_seen_whole(opened, family, chunk):
-    runtime = opened(family, prefill_chunk=chunk)
+def test_images_cut_by_chunks_of_the_prompt_are_seen_whole(open_family, family, chunk):
+    runtime = open_family(family, prefill_chunk=chunk)
     rows = reference(family)["answers"]
     check(run(runtime, rows), rows)
     assert runtime.rank.get_multimodal_metrics().total_images == sum(len(row["images"]) for row in rows)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_prompt_with_images_joins_a_running_batch(opened, family):
-    runtime = opened(family, join_chunk=4, mixed_positions=64)
+def test_a_prompt_with_images_joins_a_running_batch(open_family, family):
+    runtime = open_family(family, join_chunk=4, mixed_positions=64)
     rows = reference(family)["answers"]
     first, third = (runtime.prepare(request_of([row])) for row in (rows[1], rows[2]))
     text = runtime.prepare(request_of([rows[0]]))
@@ -174,8 +77,8 @@ def test_a_prompt_with_images_joins_a_running_batch(opened, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_images_are_encoded_once_and_known_prefixes_with_them_are_reused(opened, family):
-    runtime = opened(family, context_cache=ContextCacheConfig(1 << 22))
+def test_images_are_encoded_once_and_known_prefixes_with_them_are_reused(open_family, family):
+    runtime = open_family(family, context_cache=ContextCacheConfig(1 << 22))
     rows = reference(family)["answers"]
     vision = runtime.rank.vision
     check(run(runtime, [rows[2]]), [rows[2]])
@@ -193,14 +96,14 @@ def test_images_are_encoded_once_and_known_prefixes_with_them_are_reused(opened,
     other["images"] = [2, 0, 0] if not FAMILIES[family].grids else other["images"]
     if not FAMILIES[family].grids:  # equal ids, another image: nothing behind it may be reused
         found = run(runtime, [other])
-        fresh = run(opened(family), [other])
+        fresh = run(open_family(family), [other])
         assert found.output_ids == fresh.output_ids
         assert found.reused_token_counts[0] < again.reused_token_counts[0] or not reusable
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "smolvlm"])
-def test_the_encoder_cache_keeps_to_its_budget_and_forgets_the_oldest(opened, family):
-    runtime = opened(family)
+def test_the_encoder_cache_keeps_to_its_budget_and_forgets_the_oldest(open_family, family):
+    runtime = open_family(family)
     cache, rows = runtime.rank.vision.cache, reference(family)["answers"]
     run(runtime, [rows[2]])
     assert len(cache) == 3 and cache.hits == 0
@@ -221,8 +124,8 @@ def _inputs(family: str, seed: int) -> tuple[np.ndarray, Any]:
 
 
 @pytest.mark.parametrize("change", ["one token short", "one token more", "an image missing"])
-def test_ids_with_another_number_of_image_tokens_are_refused(opened, change):
-    runtime = opened("smolvlm")
+def test_ids_with_another_number_of_image_tokens_are_refused(open_family, change):
+    runtime = open_family("smolvlm")
     row = dict(reference("smolvlm")["answers"][1])
     place = row["input_ids"].index(262)
     ids = list(row["input_ids"])
@@ -239,8 +142,8 @@ def test_ids_with_another_number_of_image_tokens_are_refused(opened, change):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_conversation_puts_each_image_where_its_part_stands(opened, family):
-    runtime = opened(family)
+def test_a_conversation_puts_each_image_where_its_part_stands(open_family, family):
+    runtime = open_family(family)
     mark = MARKS.get(family, "<|image_pad|>")
     messages = (
         Message("system", "Look."),
@@ -264,10 +167,10 @@ def test_a_conversation_puts_each_image_where_its_part_stands(opened, family):
     assert runtime.rank.handle_request(prepared, response)
 
 
-def test_an_image_is_what_it_was_when_it_was_given(opened):
+def test_an_image_is_what_it_was_when_it_was_given(open_family):
     """The next frame of a camera goes into the same memory, and what was encoded is known by the old one's content."""
     family = "smolvlm"
-    runtime = opened(family, context_cache=ContextCacheConfig(1 << 22))
+    runtime = open_family(family, context_cache=ContextCacheConfig(1 << 22))
     buffer = image(1)
     asked = LLMGenerationRequest(requests=[Request((Message.of("user", "a", buffer),))], max_generate_length=4,
                                  sampling=GREEDY)  # fmt: skip
@@ -283,8 +186,8 @@ def test_an_image_is_what_it_was_when_it_was_given(opened):
         assert response.output_ids == wanted.output_ids, again
 
 
-def test_what_no_image_is_and_what_sees_none_are_refused(opened, monkeypatch):
-    runtime = opened("smolvlm")
+def test_what_no_image_is_and_what_sees_none_are_refused(open_family, monkeypatch):
+    runtime = open_family("smolvlm")
     with pytest.raises(RequestError, match="want text, an image as a NumPy array, or a Video"):
         Message.of("user", 3)  # type: ignore[arg-type]
     monkeypatch.setattr(runtime.rank, "vision", None)
@@ -303,8 +206,8 @@ def test_what_no_image_is_and_what_sees_none_are_refused(opened, monkeypatch):
     (Video([None]), "Image 0 is NoneType"),
     (Video([np.zeros((4, 4, 3), np.uint8)] * 2, "1"), "'1' seconds per frame"),
 ], ids=["a line", "a field", "objects", "no frames", "none", "no time"])  # fmt: skip
-def test_what_is_no_image_or_video_is_refused_before_anything_reads_it(opened, family, content, sentence):
-    runtime = opened(family)
+def test_what_is_no_image_or_video_is_refused_before_anything_reads_it(open_family, family, content, sentence):
+    runtime = open_family(family)
     with pytest.raises(RequestError, match=sentence):
         runtime.prepare(LLMGenerationRequest(requests=[Request((Message.of("user", content, "what?"),))]))
 
@@ -324,8 +227,8 @@ def test_a_tower_whose_positions_cannot_be_counted_is_not_opened(key, value, sen
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_scheduler_answers_prompts_with_and_without_images_together(opened, family):
-    runtime = opened(family, join_chunk=8, context_cache=ContextCacheConfig(1 << 22))
+def test_a_scheduler_answers_prompts_with_and_without_images_together(open_family, family):
+    runtime = open_family(family, join_chunk=8, context_cache=ContextCacheConfig(1 << 22))
     rows = reference(family)["answers"]
     scheduler = RequestEngine(runtime, RequestEngineConfig(max_batch_size=3))
     try:
@@ -338,7 +241,7 @@ def test_a_scheduler_answers_prompts_with_and_without_images_together(opened, fa
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "internvl"])
-def test_a_tower_on_another_backend_gives_its_rows_to_the_model_s(opened, family, monkeypatch):
+def test_a_tower_on_another_backend_gives_its_rows_to_the_model_s(open_family, family, monkeypatch):
     towers = []
 
     def elsewhere(name: str, directory: Any) -> CPUBackend:
@@ -346,7 +249,7 @@ def test_a_tower_on_another_backend_gives_its_rows_to_the_model_s(opened, family
         return towers[-1]
 
     monkeypatch.setattr(rank_model, "_tower_backend", elsewhere)
-    runtime = opened(family)
+    runtime = open_family(family)
     rows = reference(family)["answers"]
     check(run(runtime, rows), rows)
     runtime.close()
