@@ -17,6 +17,7 @@ from edgellm_ros.backends.cpu import CPUBackend
 from edgellm_ros.errors import EngineDirectoryError, MisuseError, RefusalCode, RequestError
 from edgellm_ros.runtime import rank_model
 from edgellm_ros.runtime.context_cache import ContextCacheConfig
+from edgellm_ros.runtime.media_marks import MediaFormat, MediaMarks
 from edgellm_ros.runtime.request import (
     LLMGenerationRequest,
     LLMGenerationResponse,
@@ -25,6 +26,7 @@ from edgellm_ros.runtime.request import (
 )
 from edgellm_ros.runtime.scheduler import RequestEngine
 from edgellm_ros.runtime.scheduler_config import RequestEngineConfig
+from edgellm_ros.vision.media import MediaItem
 from edgellm_ros.vision.processor import Video
 from edgellm_ros.vision.runner import VisionRunner
 from edgellm_ros.vision.visual_directory import open_visual_directory
@@ -139,6 +141,17 @@ def test_ids_with_another_number_of_image_tokens_are_refused(open_family, change
         return
     with pytest.raises(RequestError, match=r"tokens '<image>'"):
         runtime.prepare(request_of([row]))
+
+
+@pytest.mark.parametrize("written", ["nothing", "<image> and <image>", "<video>"])
+def test_a_template_that_writes_another_number_of_marks_is_refused(written):
+    item = MediaItem("image", np.empty(0), b"", "<placeholder>", "<image>", 1)
+    marks = MediaMarks(MediaFormat("<image>", "<video>"), [Message.of("user", item)], "{{ messages }}", str)
+    assert marks.expand("one <image> here") == "one <placeholder> here"
+    with pytest.raises(
+        RequestError, match=r"the prompt as the template wrote it has the marks .* \['image'\] are given"
+    ):
+        marks.expand(written)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
