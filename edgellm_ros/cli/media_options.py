@@ -118,7 +118,13 @@ def _video(path: Path, count: int) -> Any:
         frames, total, rate = _sampled(path, count, total)
     if not frames:
         raise RequestError(f"--video {path} has no frame that OpenCV reads; give another file.")
-    return Video(frames, seconds_per_frame=total / rate / len(frames))
+    times = [place / rate for place in _picked(len(frames), total)]
+    return Video(frames, seconds_per_frame=total / rate / len(frames), times=times)
+
+
+def _picked(count: int, total: int) -> list[int]:
+    """``count`` of ``total`` frames, evenly spaced from the first to the last."""
+    return [round(index * (total - 1) / max(count - 1, 1)) for index in range(count)]
 
 
 def _sampled(path: Path, count: int, total: int | None) -> tuple[list[Any], int, float]:
@@ -145,7 +151,7 @@ def _sampled(path: Path, count: int, total: int | None) -> tuple[list[Any], int,
                 f"{count} frames of {width} by {height} pixels of --video {path} are more than {MOST_VIDEO_PIXELS} "
                 "pixels together; give fewer --video-frames, or a smaller video."
             )
-        wanted = {round(index * (total - 1) / max(count - 1, 1)) for index in range(count)}
+        wanted = {*_picked(count, total)}
         frames, found = [], 0
         while found < total and capture.grab():
             if found in wanted:

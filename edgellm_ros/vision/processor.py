@@ -77,10 +77,19 @@ class PlannedProcessor(Processor, Protocol):
 
 @dataclass(frozen=True)
 class Video:
-    """Frames uint8 RGB [H,W,3] of equal size in order, and the time from one to the next; see ``check_video``."""
+    """Frames uint8 RGB [H,W,3] of equal size in order, and the time that each stands for; see ``check_video``.
+
+    ``times``: s of each frame since the start, where frames were picked out of more; empty: one behind the other. Of
+    F frames picked from first to last out of T s, each stands for T/F s, and they are T/(F-1) s apart.
+    """
 
     frames: Sequence[np.ndarray]
     seconds_per_frame: float = field(default=1.0)
+    times: Sequence[float] = ()
+
+    def time_of(self, index: int) -> float:
+        """Seconds of a frame since the start."""
+        return self.times[index] if self.times else index * self.seconds_per_frame
 
 
 class VideoProcessor(Processor, Protocol):
@@ -228,7 +237,8 @@ def check_images(images: Sequence[np.ndarray]) -> None:
 def check_video(video: Video) -> None:
     """Refuse whatever is not frames of one size, with a time between them.
 
-    :raises RequestError: no frames, or of another type, shape or size; a time that is not positive, or beyond a day.
+    :raises RequestError: no frames, or of another type, shape or size; a time that is not positive, or beyond a day;
+        times that are not one for each frame, or fall.
     """
     frames, seconds = video.frames, video.seconds_per_frame
     if not isinstance(frames, list | tuple | np.ndarray):
@@ -241,6 +251,17 @@ def check_video(video: Video) -> None:
         raise RequestError(
             f"A video has {shown(seconds)} seconds per frame; want a positive number up to {LONGEST_STEP}."
         )
+    times = video.times
+    if not isinstance(times, list | tuple) or len(times) not in (0, len(frames)):
+        raise RequestError(f"A video of {len(frames)} frames has the times {shown(times)}; want one for each, or none.")
+    last = 0.0
+    for time in times:
+        if not (time == last or is_positive(time)) or not last <= time <= LONGEST_STEP * len(frames):
+            raise RequestError(
+                f"The times of a video hold {shown(time)} behind {last:g} s; want seconds from 0 that do not fall, up "
+                f"to {LONGEST_STEP} a frame."
+            )
+        last = time
 
 
 def is_line(height: int, width: int) -> bool:

@@ -258,7 +258,7 @@ def _digest(content: Media) -> bytes:
     frames = content.frames if isinstance(content, Video) else (content,)
     checksum = hashlib.blake2b(digest_size=16)
     if isinstance(content, Video):
-        checksum.update(f"video {content.seconds_per_frame!r}".encode())
+        checksum.update(f"video {content.seconds_per_frame!r} {[*content.times]!r}".encode())
     for frame in frames:
         array = np.ascontiguousarray(frame)
         checksum.update(f"{array.dtype.str} {array.shape}".encode())

@@ -23,6 +23,12 @@ def test_images_stand_at_the_height_of_the_first():
     assert (picture[:40] == 200).all() and picture[40:].max() == 255
 
 
+def test_what_only_the_view_of_the_whole_shows_is_dark():
+    boxes = np.array([[0.0, 0.0, 1.0, 0.5], [0.0, 0.5, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0]])
+    picture = overlay([np.full((40, 60, 3), 200, np.uint8)], [boxes], [(1, 2)], "")
+    assert (picture[:40, :30] == 50).all() and (picture[:40, 30:] == 200).all()
+
+
 @pytest.mark.parametrize("sizes", [
     ((10_000, 50), (50, 10_000)), ((50, 10_000), (10_000, 50)), ((3000, 3000),), ((1, 200), (200, 1)), ((1, 1), (1, 1)),
     ((1, 4096), (4096, 1)),

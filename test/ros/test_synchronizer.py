@@ -158,6 +158,29 @@ def test_stamps_that_jump_back_under_a_steady_clock_begin_again_for_that_camera(
     assert payloads(synchronizer.select(at(500.1), slop=0.05, max_age=0.0)) == ["a at 0.0"]
 
 
+def test_frames_of_before_the_stamps_jumped_back_pair_with_nothing():
+    synchronizer = filled("ab", ("a", 60.0), ("b", 60.0), ("a", 0.0), now=500.0)
+    assert synchronizer.select(at(500.0), slop=0.05, max_age=0.0).lack is Lack.UNPAIRED
+    synchronizer.add(frame("b", 0.0), at(500.0))
+    assert payloads(synchronizer.select(at(500.0), slop=0.05, max_age=0.0)) == ["a at 0.0", "b at 0.0"]
+
+
+def test_in_order_a_set_waits_until_it_is_known_which_frames_are_nearest():
+    synchronizer = filled("ab", ("a", 1.0), ("a", 1.1), ("b", 1.04), now=2.0)
+    assert payloads(synchronizer.next_after(0, slop=0.2)) == ["a at 1.0", "b at 1.04"]
+    assert synchronizer.next_after(at(1.0), slop=0.2) is None  # b may have one nearer to 1.1
+    synchronizer.add(frame("b", 1.12), at(2.0))
+    assert payloads(synchronizer.next_after(at(1.0), slop=0.2)) == ["a at 1.1", "b at 1.12"]
+    assert synchronizer.next_after(at(1.1), slop=0.2) is None
+
+
+def test_in_order_a_frame_without_company_is_passed_over_and_a_source_that_begins_again_is_followed():
+    synchronizer = filled("ab", ("a", 1.0), ("b", 1.5), ("a", 1.5), now=2.0)
+    assert payloads(synchronizer.next_after(0, slop=0.05)) == ["a at 1.5", "b at 1.5"]
+    assert payloads(synchronizer.next_after(at(60.0), slop=0.05)) == ["a at 1.5", "b at 1.5"]
+    assert synchronizer.next_after(at(2.0), slop=0.05) is None  # nothing newer, and no jump
+
+
 def test_without_a_clock_it_says_that_it_waits_for_one():
     """SYN-4."""
     synchronizer = Synchronizer(["a"])

@@ -147,7 +147,17 @@ def avi(path: Path, *, says: int, holds: int) -> str:
 def test_frames_are_spread_over_those_that_there_are_whatever_the_header_says(tmp_path, says):
     found = media_options._video(Path(avi(tmp_path / "v.avi", says=says, holds=9)), 3)
     assert [round(float(frame.mean()), -1) for frame in found.frames] == [0, 40, 80]
-    assert found.seconds_per_frame == pytest.approx(0.3)
+    assert found.seconds_per_frame == pytest.approx(0.3)  # as Qwen2.5-VL counts
+    assert found.times == pytest.approx([0.0, 0.4, 0.8])  # as Qwen3-VL writes
+
+
+def test_frames_have_the_colours_of_the_video(tmp_path):
+    writer = cv2.VideoWriter(str(tmp_path / "v.avi"), cv2.VideoWriter_fourcc(*"MJPG"), 10, (32, 32))
+    for _ in range(2):
+        writer.write(np.full((32, 32, 3), (20, 90, 240), np.uint8))  # blue first
+    writer.release()
+    for frame in media_options._video(tmp_path / "v.avi", 2).frames:
+        assert np.abs(frame.reshape(-1, 3).mean(axis=0) - (240, 90, 20)).max() < 8
 
 
 def test_frames_that_are_too_much_together_are_refused_before_they_are_read(tmp_path, monkeypatch):

@@ -71,7 +71,8 @@ def test_images_with_a_token_between_them_are_blocks_of_their_own(runner, monkey
 def test_frames_in_another_order_or_at_another_speed_are_another_video(runner):
     other = changed((0, 0, 0))
     videos = [Video([PICTURE, other]), Video([other, PICTURE]), Video([PICTURE, other], 0.5), Video([PICTURE, other])]
-    assert len({runner.place(video).digest for video in videos}) == 3
+    videos += [Video([PICTURE, other], times=[0.0, 3.0])]
+    assert len({runner.place(video).digest for video in videos}) == 4
 
 
 @pytest.mark.parametrize("layout", [np.asfortranarray, np.array, lambda image: np.repeat(image, 2, axis=1)[:, ::2]])

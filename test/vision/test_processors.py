@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -289,8 +290,22 @@ def test_qwen3_writes_the_middle_of_each_pair_of_frames_into_the_prompt(tmp_path
     assert done.placeholders == ("".join(f"<{seconds} seconds>{frame}" for seconds in ("0.2", "1.2", "2.0")),)
 
 
+def test_qwen3_writes_the_times_of_frames_that_were_picked_out_of_more(tmp_path):
+    """As transformers does with frames 0, 4 and 8 of a video at 10 Hz."""
+    processor = opened(tmp_path, "qwen3-vl-small")
+    done = processor.process_video(Video([picture(16, 16)] * 3, seconds_per_frame=0.3, times=[0.0, 0.4, 0.8]))
+    assert re.findall("<([^|>]*) seconds>", done.placeholders[0]) == ["0.2", "0.8"]
+
+
 @pytest.mark.parametrize(("video", "sentence"), [
     (Video([]), "no image"),
+    (Video([picture(8, 8)] * 2, times=[0.0]), "A video of 2 frames has the times [0.0]; want one for each, or none"),
+    (Video([picture(8, 8)] * 2, times="ab"), "A video of 2 frames has the times 'ab'"),
+    (Video([picture(8, 8)] * 2, times=[0.5, 0.4]), "The times of a video hold 0.4 behind 0.5 s"),
+    (Video([picture(8, 8)] * 2, times=[-0.5, 0.4]), "The times of a video hold -0.5 behind 0 s"),
+    (Video([picture(8, 8)] * 2, times=[0.0, float("nan")]), "The times of a video hold nan behind 0 s"),
+    (Video([picture(8, 8)] * 2, times=[0.0, "1"]), "The times of a video hold '1' behind 0 s"),
+    (Video([picture(8, 8)] * 2, times=[0.0, 1e9]), "The times of a video hold 1000000000.0 behind 0 s"),
     (Video([picture(8, 8), picture(8, 9)]), "2 different sizes"),
     (Video([picture(8, 8)] * 2, seconds_per_frame=0.0), "0.0 seconds per frame"),
     (Video([picture(8, 8)] * 2, seconds_per_frame=float("nan")), "nan seconds per frame"),

@@ -145,7 +145,7 @@ class QwenVLProcessor:
         for index in range(times):
             first = min(index * self.temporal_patch, last)
             final = min(first + self.temporal_patch - 1, last)
-            seconds = (first * video.seconds_per_frame + final * video.seconds_per_frame) / 2
+            seconds = (video.time_of(first) + video.time_of(final)) / 2
             tokens = self.video_token * (count // times)
             parts.append(f"<{seconds:.1f} seconds>{self.vision_start}{tokens}{self.vision_end}")
         return "".join(parts)
