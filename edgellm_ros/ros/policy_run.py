@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _LATENCIES = 8  # chunks whose time tells how long the next will take
 _RETRY = 0.02  # s between looks at an observation that cannot be used
+_LOOK_AGAIN = 0.1  # s at most until the next look where the newest observation could not be used
 _LONGEST_PAUSE = 3600.0  # s; a rate may be close to none
 _ONE_BY_ONE_WAIT = 0.5  # s for the joint states that belong to an image
 
@@ -140,7 +141,7 @@ class PolicyRun:
                 return
             # A task that runs on takes up what was changed meanwhile; a single chunk keeps what its prompt came with.
             settings = self._settings() if first.action.rate > 0 else first
-            begun = time.monotonic()
+            begun, observation = time.monotonic(), None
             try:
                 observation = self._observe(settings)
                 if observation is None:
@@ -156,8 +157,9 @@ class PolicyRun:
             if refusal is not None and self._handle.wait(_RETRY):
                 return
             if settings.action.pairing == "latest":
-                pause = 1.0 / first.action.rate - (time.monotonic() - begun)
-                self._handle.wait(max(0.0, min(pause, self._left(first), _LONGEST_PAUSE)))
+                longest = _LONGEST_PAUSE if observation is not None else _LOOK_AGAIN
+                pause = min(1.0 / first.action.rate - (time.monotonic() - begun), longest)
+                self._handle.wait(max(0.0, min(pause, self._left(first))))
 
     def _left(self, settings: Settings) -> float:
         """Of the task's time, in s."""
