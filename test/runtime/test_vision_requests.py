@@ -265,6 +265,12 @@ def test_a_tower_on_another_backend_gives_its_rows_to_the_model_s(open_family, f
     runtime = open_family(family)
     rows = reference(family)["answers"]
     check(run(runtime, rows), rows)
+    vision, made = runtime.rank.vision, []
+    allocate = vision._backend.allocate
+    monkeypatch.setattr(vision._backend, "allocate", lambda *given: made.append(allocate(*given)) or made[-1])
+    vision.cache.clear()
+    encoded = vision.encode(vision.place(image(0)))
+    assert [encoded.embeddings, *encoded.planes] == made  # in the memory of the model's device, each of them
     runtime.close()
     with pytest.raises(MisuseError, match="this backend is closed"):
         towers[0].open_engine(runtime.rank.vision.directory.graph)
