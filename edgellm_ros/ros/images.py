@@ -39,6 +39,7 @@ _SENTENCES = {
     FrameEvent.OUT_OF_ORDER: "sent an image that is not newer than its last; it is not used.",
     FrameEvent.SOURCE_JUMP: "began again with older stamps; its earlier images were forgotten.",
     FrameEvent.CLOCK_JUMP: "sent an image after the clock went back; all earlier images were forgotten.",
+    FrameEvent.BEFORE_JUMP: "sent an image before the clock went back; it is not used.",
     FrameEvent.UNREADABLE: "sent a message that is too short to be an image; it is not used.",
 }
 

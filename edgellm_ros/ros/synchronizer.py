@@ -6,7 +6,8 @@ Nothing here knows ROS or looks into a frame. Rules, each with a counter:
 * A stamp more than ``FUTURE`` ahead of the clock is turned away.
 * A frame that is not newer than its camera's last is late and turned away; nothing else changes. If it is older by
   more than ``JUMP``, its source began again: that camera's frames are forgotten and it is the first of the new ones.
-* A clock that goes back by more than ``JUMP`` began again: all frames are forgotten, and the next one counts.
+* A clock that goes back by more than ``JUMP`` began again: all frames are forgotten, and the next one counts. Frames
+  that waited since before then are turned away as such.
 * A set holds one frame of every camera, no two further apart than the slop, none older than the limit. No frame is
   ever made up for a camera that has none.
 """
@@ -36,6 +37,7 @@ class FrameEvent(str, Enum):
     OUT_OF_ORDER = "out_of_order"
     SOURCE_JUMP = "source_jump"  # taken, after its camera's older frames were forgotten
     CLOCK_JUMP = "clock_jump"  # taken, after all frames were forgotten
+    BEFORE_JUMP = "before_jump"  # of the time before the clock went back
     UNREADABLE = "unreadable"  # too short to hold a stamp
 
 
@@ -92,6 +94,7 @@ class Synchronizer:
         self._events: dict[str, Counter[FrameEvent]] = {camera: Counter() for camera in cameras}
         self._clock = 0
         self._jumped = False  # the clock went back, and no frame was taken since
+        self._left = 0  # the time from which it went back
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -109,16 +112,16 @@ class Synchronizer:
 
     def _add(self, frame: Frame, now: int) -> FrameEvent:
         jumped = now < self._clock - JUMP * _NANO
-        self._clock = now if jumped else max(self._clock, now)
         if jumped:
-            self._jumped = True
+            self._jumped, self._left, self._clock = True, self._clock, now
             for frames in self._frames.values():
                 frames.clear()
+        self._clock = max(self._clock, now)
         frames = self._frames[frame.camera]
         if not frame.stamp:
             return FrameEvent.ZERO_STAMP
         if now and frame.stamp > now + FUTURE * _NANO:
-            return FrameEvent.FUTURE_STAMP
+            return FrameEvent.BEFORE_JUMP if frame.stamp <= self._left + FUTURE * _NANO else FrameEvent.FUTURE_STAMP
         behind = frames[-1].stamp - frame.stamp if frames else -1
         if 0 <= behind <= JUMP * _NANO:
             return FrameEvent.OUT_OF_ORDER

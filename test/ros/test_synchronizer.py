@@ -130,7 +130,17 @@ def test_a_clock_that_jumps_back_forgets_all_and_work_resumes_with_one_frame():
 def test_a_jump_is_told_even_where_the_first_frame_behind_it_is_turned_away():
     synchronizer = filled("a", ("a", 100.0))
     events = [synchronizer.add(Frame("a", stamp, ""), at(40.0)) for stamp in (0, at(90.0), at(40.0), at(40.1))]
-    assert events == [FrameEvent.ZERO_STAMP, FrameEvent.FUTURE_STAMP, FrameEvent.CLOCK_JUMP, FrameEvent.TAKEN]
+    assert events == [FrameEvent.ZERO_STAMP, FrameEvent.BEFORE_JUMP, FrameEvent.CLOCK_JUMP, FrameEvent.TAKEN]
+
+
+def test_frames_that_waited_while_the_clock_went_back_are_not_said_to_be_ahead_of_it():
+    synchronizer = filled("ab", ("a", 100.0), ("b", 100.0))
+    waiting = [("a", 100.05), ("a", 40.0), ("b", 100.05), ("b", 40.0), ("b", 170.0)]
+    events = [synchronizer.add(frame(camera, stamp), at(40.01)) for camera, stamp in waiting]
+    assert events == [
+        FrameEvent.BEFORE_JUMP, FrameEvent.CLOCK_JUMP, FrameEvent.BEFORE_JUMP, FrameEvent.TAKEN, FrameEvent.FUTURE_STAMP
+    ]  # fmt: skip
+    assert payloads(synchronizer.select(at(40.02), **RULE)) == ["a at 40.0", "b at 40.0"]
 
 
 def test_frames_of_the_other_cameras_do_not_outlive_a_jump_of_the_clock():
