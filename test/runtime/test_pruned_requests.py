@@ -12,7 +12,7 @@ import pytest
 from pruned_cases import FAMILIES as PRUNED
 from pruned_cases import dropped
 from vision_engines import LOWERINGS, reference
-from vision_inputs import IMAGE, VIDEO_SEED
+from vision_inputs import IMAGE, VIDEO_SEED, token_count
 from vision_requests import check, request_of
 
 import edgellm_ros.runtime.token_pruning as token_pruning
@@ -74,6 +74,10 @@ def test_a_pruned_prompt_equals_the_masked_whole_one(open_family, drop_as_the_re
         visual = row["input_ids"].count(IMAGE)
         assert report == PruningReport(PruningOutcome.APPLIED, visual, visual - len(dropped(row["input_ids"], IMAGE)))
         assert count == len(row["input_ids"])
+        gone = set(dropped(row["input_ids"], IMAGE))
+        places = iter(np.flatnonzero(np.array(row["input_ids"]) == IMAGE).tolist())
+        for seed, kept in zip(row["images"], report.kept, strict=True):  # what an overlay shows
+            assert kept == tuple(token for token in range(token_count(family, seed)) if next(places) not in gone)
 
 
 @pytest.mark.parametrize("chunk", [1, 5])

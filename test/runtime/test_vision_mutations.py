@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ from vision_engines import reference
 from vision_inputs import FAMILIES
 from vision_requests import TOLERANCE, request_of
 
+from edgellm_ros.backends.base import DataType
+from edgellm_ros.backends.cpu import CPUBackend
+from edgellm_ros.engine_format import RopeConfig
 from edgellm_ros.runtime import row_media
 from edgellm_ros.runtime.request import LLMGenerationResponse
 from edgellm_ros.vision.media import EncodedMedia, PlacedItem, PromptMedia
@@ -30,6 +34,21 @@ def first_error(runtime: Any, family: str, change: Any = None) -> float:
     logits = np.array(row["first_logits"])
     wanted = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
     return max(abs(entry.logprob - wanted[entry.token_id]) for entry in response.logprobs[0][0])
+
+
+def test_tables_of_three_axes_are_scaled_as_the_rope_says():
+    """A rope that was stretched for longer contexts has a scale; no tiny model here does."""
+    rope, backend = RopeConfig((1.0, 0.1, 0.01), scale=1.5), CPUBackend(1)
+    tensors: Any = SimpleNamespace(bound={}, ropes={"full": rope})
+    config: Any = SimpleNamespace(extra={"mrope_section": [1, 1, 1]}, rope={"full": rope})
+    rows = row_media.RowMedia(backend, tensors, config, 1)
+    rows.start(0, PromptMedia(positions=np.array([[3], [5], [7]], np.int32)))
+    tables = {f"rope_{name}_full": backend.allocate((1, 1, 3), DataType.FLOAT32) for name in ("cos", "sin")}
+    assert rows.rotate(0, 0, 1, tables)
+    angles = np.array([3.0, 0.5, 0.07])
+    for (_, table), wanted in zip(tables.items(), (np.cos(angles), np.sin(angles)), strict=True):
+        assert np.abs(table.numpy()[0, 0] - 1.5 * wanted).max() < 1e-6
+    backend.close()
 
 
 def places_shifted(media: PromptMedia) -> PromptMedia:

@@ -17,6 +17,7 @@ from edgellm_ros.backends.cpu import CPUBackend
 from edgellm_ros.errors import EngineDirectoryError, MisuseError, RefusalCode, RequestError
 from edgellm_ros.runtime import rank_model
 from edgellm_ros.runtime.context_cache import ContextCacheConfig
+from edgellm_ros.runtime.media_marks import MediaFormat, MediaMarks
 from edgellm_ros.runtime.request import (
     LLMGenerationRequest,
     LLMGenerationResponse,
@@ -25,6 +26,7 @@ from edgellm_ros.runtime.request import (
 )
 from edgellm_ros.runtime.scheduler import RequestEngine
 from edgellm_ros.runtime.scheduler_config import RequestEngineConfig
+from edgellm_ros.vision.media import MediaItem
 from edgellm_ros.vision.processor import Video
 from edgellm_ros.vision.runner import VisionRunner
 from edgellm_ros.vision.visual_directory import open_visual_directory
@@ -141,6 +143,17 @@ def test_ids_with_another_number_of_image_tokens_are_refused(open_family, change
         runtime.prepare(request_of([row]))
 
 
+@pytest.mark.parametrize("written", ["nothing", "<image> and <image>", "<video>"])
+def test_a_template_that_writes_another_number_of_marks_is_refused(written):
+    item = MediaItem("image", np.empty(0), b"", "<placeholder>", "<image>", 1)
+    marks = MediaMarks(MediaFormat("<image>", "<video>"), [Message.of("user", item)], "{{ messages }}", str)
+    assert marks.expand("one <image> here") == "one <placeholder> here"
+    with pytest.raises(
+        RequestError, match=r"the prompt as the template wrote it has the marks .* \['image'\] are given"
+    ):
+        marks.expand(written)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_conversation_puts_each_image_where_its_part_stands(open_family, family):
     runtime = open_family(family)
@@ -252,6 +265,12 @@ def test_a_tower_on_another_backend_gives_its_rows_to_the_model_s(open_family, f
     runtime = open_family(family)
     rows = reference(family)["answers"]
     check(run(runtime, rows), rows)
+    vision, made = runtime.rank.vision, []
+    allocate = vision._backend.allocate
+    monkeypatch.setattr(vision._backend, "allocate", lambda *given: made.append(allocate(*given)) or made[-1])
+    vision.cache.clear()
+    encoded = vision.encode(vision.place(image(0)))
+    assert [encoded.embeddings, *encoded.planes] == made  # in the memory of the model's device, each of them
     runtime.close()
     with pytest.raises(MisuseError, match="this backend is closed"):
         towers[0].open_engine(runtime.rank.vision.directory.graph)
