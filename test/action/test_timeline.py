@@ -82,6 +82,25 @@ def test_ensembling_weighs_the_oldest_most():
     assert np.allclose(plan.rows[-1], 12.0)  # only the newest speaks of that time
 
 
+def test_ensembling_forgets_what_was_before_a_hold_and_takes_over_what_is_followed():
+    timeline = ChunkTimeline(Splice.ENSEMBLE, decay=0.0)
+    timeline.add(chunk(START, value=3.0), START)
+    timeline.clear(START + STEP)
+    assert np.all(timeline.add(chunk(START + STEP, value=9.0), START + STEP).rows == 9.0)
+    fresh, other = ChunkTimeline(Splice.ENSEMBLE, decay=0.0), ChunkTimeline(Splice.ENSEMBLE, decay=0.0)
+    fresh.take_over(timeline)
+    assert fresh.add(chunk(START + 2 * STEP, value=3.0), START + 2 * STEP).rows[0, 0] == 6.0
+    other.take_over(ChunkTimeline())
+    assert np.all(other.add(chunk(START, value=3.0), START).rows == 3.0)
+
+
+def test_a_plan_is_checked_against_what_was_followed_one_step_before_it():
+    timeline, told = ChunkTimeline(), []
+    timeline.add(chunk(START), START, lambda plan, before: told.append(before))
+    timeline.add(chunk(START + 2 * STEP), START + 4 * STEP, lambda plan, before: told.append((plan.due[0], *before)))
+    assert told == [None, (START + 5 * STEP, 3.0, 3.0)]  # the old row that was due at START + 4 * STEP
+
+
 def test_chunks_that_agree_are_left_alone_by_every_splice():
     for splice in Splice:
         timeline = ChunkTimeline(splice)
@@ -97,6 +116,7 @@ def test_what_is_committed_is_the_running_plan_at_the_new_chunks_times():
     timeline.add(chunk(START), START)
     rows = timeline.committed(START + 3 * STEP + STEP // 2, STEP, 16)
     assert np.allclose(rows[:, 0], 3.5 + np.arange(12)) and timeline.committed(START + 99 * STEP, STEP, 4).shape[0] == 0
+    assert timeline.committed(START + 14 * STEP, STEP, 4)[:, 0].tolist() == [14.0, 15.0]  # its last row too
     assert ChunkTimeline().committed(START, STEP, 4).shape[0] == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import pytest
 from hypothesis import given
@@ -121,6 +122,26 @@ def test_positions_of_a_moment_do_not_reach_over_a_joint_that_was_nowhere(moment
     for stamp in (NOW, NOW + 30):
         joints.add(NAMES, (1, 2, 3), stamp, NOW + 30)
     assert joints.at(moment, 0.0) is not None
+
+
+def test_what_the_robot_did_not_know_before_its_clock_began_again_is_forgotten():
+    joints = tracker()
+    for seconds, pan in ((10, 1.0), (15, math.nan), (20, 2.0), (5, 3.0), (30, 4.0)):
+        joints.add(NAMES, (pan, 2, 3), seconds * NANOSECONDS, NOW)
+    assert joints.at(25 * NANOSECONDS, 0.0)[0][0] == 3.0
+    joints.clear()
+    with pytest.raises(ObservationError, match="No joint states have come yet"):
+        joints.state(NOW, 0.2)
+
+
+def test_positions_of_a_moment_wait_for_the_message_that_settles_them():
+    joints = tracker()
+    joints.add(NAMES, (1, 2, 3), NOW, NOW)
+    later = threading.Timer(0.2, lambda: joints.add(NAMES, (4, 5, 6), NOW + 20, NOW))
+    later.start()
+    positions, stamp = joints.at(NOW + 10, 30.0)
+    later.join()
+    assert positions[0] == 1.0 and stamp == NOW
 
 
 @pytest.mark.parametrize(

@@ -139,12 +139,16 @@ def test_a_robot_without_a_fresh_chunk_holds_once_and_says_why(motion, recorder,
     assert isinstance(motion.follow(chunk(START + 18 * STEP), FREE, START + 20 * STEP, motion.epoch), Plan)
 
 
-def test_an_observation_that_cannot_be_used_holds_in_the_same_epoch(motion, recorder):
+def test_an_observation_that_cannot_be_used_holds_in_the_same_epoch(motion, recorder, stops):
     epoch = motion.epoch
     motion.follow(chunk(), FREE, START, epoch)
     motion.fault(Refusal(RefusalCode.STALE_OBSERVATION, "Old."), hold=True)
-    assert recorder.said[-1] == "hold" and motion.epoch == epoch
+    assert recorder.said[-1] == "hold" and motion.epoch == epoch and stops[-1].message == "Old."
     assert isinstance(motion.follow(chunk(START + 2 * STEP), FREE, START + 3 * STEP, epoch), Plan)
+
+
+def test_clocks_of_a_robot_may_differ_a_little(motion):
+    assert isinstance(motion.follow(chunk(START + NANOSECONDS // 20), FREE, START, motion.epoch), Plan)
 
 
 def test_after_a_hold_what_was_seen_at_rest_is_followed_from_its_first_row_and_nothing_of_the_old_plan(recorder):

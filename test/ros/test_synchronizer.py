@@ -231,3 +231,35 @@ def test_a_set_never_breaks_its_own_rules(arrivals, slop):
     assert max(stamps) - min(stamps) <= slop * SECOND
     assert all(at(3.0) - stamp <= 2.5 * SECOND for stamp in stamps)
     assert all(one.payload in {f"{camera} at {seconds}" for camera, seconds in arrivals} for one in found.frames)
+
+
+@pytest.mark.parametrize(
+    ("moment", "found"),
+    [(0.1, ["a at 0.1", "b at 0.12"]), (0.149, ["a at 0.1", "b at 0.12"]), (0.2, ["a at 0.2", "b at 0.22"])],
+)
+def test_the_frames_nearest_to_an_earlier_moment_are_found(moment, found):
+    shown = [(camera, round(0.1 * k + late, 2)) for k in range(4) for camera, late in (("a", 0.0), ("b", 0.02))]
+    synchronizer = Synchronizer(["a", "b"], 16)
+    for camera, seconds in shown:
+        synchronizer.add(frame(camera, seconds), at(seconds))
+    assert payloads(synchronizer.near(at(moment), 0.05)) == found
+
+
+def test_an_earlier_moment_that_no_frame_is_near_to_is_told_with_the_distance():
+    synchronizer = filled("ab", ("a", 0.0), ("b", 0.0), ("b", 0.1))
+    found = synchronizer.near(at(0.1), 0.05)
+    assert isinstance(found, NoFrames) and found.lack is Lack.UNPAIRED
+    assert found.sentence.startswith("The image from a that is nearest to an earlier moment is 0.100 s from it")
+    missing = filled("ab", ("a", 0.0)).near(at(0.0), 0.05)
+    assert isinstance(missing, NoFrames) and missing.lack is Lack.MISSING and "from b yet" in missing.sentence
+
+
+def test_a_camera_s_age_is_that_of_its_newest_frame():
+    synchronizer = filled("ab", ("a", 0.0), ("a", 0.1))
+    assert synchronizer.age("a", at(0.35)) == pytest.approx(0.25) and synchronizer.age("b", at(0.35)) is None
+
+
+def test_waiting_takes_as_long_as_it_was_told_where_nothing_comes():
+    begun = time.monotonic()
+    Synchronizer(["a"]).wait(0.1)
+    assert time.monotonic() - begun >= 0.09
