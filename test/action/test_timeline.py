@@ -195,3 +195,5 @@ def test_settings_out_of_range_are_refused(fields):
 def test_a_chunk_names_every_column():
     with pytest.raises(ChunkError, match="one name and one unit for each column"):
         ActionChunk(np.zeros((4, 3)), START, STEP, ("a", "b"), ("rad", "rad"))
+    with pytest.raises(ChunkError, match="step is 0 ns; want more than 0"):
+        ActionChunk(np.zeros((4, 1)), START, 0, ("a",), ("rad",))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from lifecycle_msgs.msg import Transition
@@ -97,3 +99,32 @@ def test_a_camera_that_stops_holds_the_robot_until_it_is_back(start_policy, on_m
     show(bench, robot)
     bench.wait(lambda: robot.trajectories[-1].points, "the robot moves again")
     assert not bench.client.reports  # the task was never ended
+
+
+@pytest.mark.parametrize("way", ["cancel", "disable", "deactivate"])
+def test_a_stop_waits_for_no_computation_and_what_comes_of_it_moves_nothing(start_policy, way):
+    bench, robot = start_policy({"action.rate": 5.0, "generation.timeout": 0.0, "action.splice": "blend"})
+    show(bench, robot)
+    bench.client.ask(TASK)
+    bench.wait(lambda: robot.trajectories, "the robot moves")
+    policy, computing, released = bench.node.state.policy, threading.Event(), threading.Event()
+    compute = policy.host.compute
+
+    def late(*arguments, cancelled, **options):
+        computing.set()
+        released.wait(30.0)
+        return compute(*arguments, cancelled=lambda: False, **options)  # as where a device replays the whole loop
+
+    policy.host.compute = late
+    bench.wait(computing.is_set, "a chunk is computed")
+    if way == "cancel":
+        bench.client.cancel()
+    elif way == "disable":
+        bench.enable(False)
+    else:
+        assert bench.change(Transition.TRANSITION_DEACTIVATE)
+    bench.wait(lambda: not robot.trajectories[-1].points, "the robot holds")
+    assert not policy.motion.moving and not released.is_set()
+    released.set()
+    bench.wait(lambda: policy.motion.counts().get("dropped.cancelled"), "the chunk is dropped")
+    assert not robot.trajectories[-1].points and not policy.motion.moving
