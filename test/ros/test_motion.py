@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import replace
 
@@ -213,6 +214,18 @@ def driven(stamp=START, rows=10, place=0.0):
     made = chunk(stamp, rows)
     positions = np.column_stack([np.arange(rows), np.full(rows, place), np.zeros(rows)]).astype(float)
     return replace(made, path=DrivingPath(positions, np.zeros(rows), np.ones(rows), STEP / NANOSECONDS))
+
+
+def test_poses_of_a_path_have_their_places_headings_and_times():
+    positions, headings = np.arange(9.0).reshape(3, 3), np.array([0.5, -1.0, 3.0])
+    message = path_message(DrivingPath(positions, headings, np.ones(3), 0.05), START, START + 3 * STEP)
+    for index, pose in enumerate(message.poses):
+        place, turn = pose.pose.position, pose.pose.orientation
+        assert [place.x, place.y, place.z] == positions[index].tolist() and turn.x == turn.y == 0.0
+        assert 2 * math.atan2(turn.z, turn.w) == pytest.approx(headings[index])
+        stamp = pose.header.stamp
+        assert stamp.sec * NANOSECONDS + stamp.nanosec == START + (index + 1) * STEP
+    assert len(message.poses) == 3
 
 
 @pytest.mark.parametrize("place", [np.nan, np.inf])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -137,3 +138,29 @@ def test_positions_age():
     tracker.check_age(START + NANOSECONDS // 2)
     with pytest.raises(ObservationError, match=r"the newest odometry is 0\.60 s old"):
         tracker.check_age(START + 6 * NANOSECONDS // 10)
+
+
+@given(
+    turn=st.tuples(*[st.floats(-1.0, 1.0)] * 4).filter(lambda q: np.linalg.norm(q) > 0.6),
+    move=st.tuples(*[st.floats(-3.0, 3.0)] * 3),
+)
+def test_a_vehicle_on_any_slope_has_its_way_in_its_own_frame(turn, move):
+    axis, w = np.array(turn[:3]) / np.linalg.norm(turn), turn[3] / np.linalg.norm(turn)
+    body = np.array(move)
+    world = body + 2 * w * np.cross(axis, body) + 2 * np.cross(axis, np.cross(axis, body))  # turned by the quaternion
+    tracker = OdometryTracker()
+    for tenth in range(-16, 1):
+        stamp = START + tenth * NANOSECONDS // 10
+        tracker.add(tuple(world * tenth + 7.0), turn, stamp, stamp)
+    history = tracker.history(START, 16, 0.1, 0.0)
+    assert np.abs(history - body * np.arange(-15, 1)[:, None]).max() < 1e-6
+
+
+def test_clocks_may_differ_a_little_and_a_way_waits_for_the_message_that_ends_it():
+    tracker, moment = driven(50, lambda t: (5 * t, 0, 0, 0), lag=-0.04)
+    last = (tracker.add, (0.2, 0, 0), turned(0), moment + NANOSECONDS // 25, moment)  # 40 ms ahead of the clock
+    later = threading.Timer(0.2, last[0], last[1:])
+    later.start()
+    history = tracker.history(moment, 16, 0.1, 30.0)
+    later.join()
+    assert history[0, 0] == pytest.approx(-7.5) and tracker.events()["taken"] == 103
