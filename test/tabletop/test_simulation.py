@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm_ros.tabletop.episodes import draw_episode
+from edgellm_ros.tabletop.episodes import AT_REST, draw_episode
 from edgellm_ros.tabletop.expert import TICK, expert_command
-from edgellm_ros.tabletop.geometry import JOINT_NAMES
-from edgellm_ros.tabletop.simulation import STEP, Simulation
+from edgellm_ros.tabletop.geometry import JOINT_LOWER, JOINT_NAMES, JOINT_UPPER
+from edgellm_ros.tabletop.simulation import STEP, STILL_STEPS, Simulation
 from edgellm_ros.tabletop.trajectory_follower import NANOSECONDS, TrajectoryPoint
 
 
@@ -40,6 +40,29 @@ def test_a_task_that_is_reached_counts_only_after_a_second_at_rest():
     for index in range(40):
         simulation.step(now + (index + 1) * STEP)
     assert not simulation.score().still and not simulation.score().success
+
+
+@pytest.mark.parametrize(("share", "still"), [(0.7, True), (1.5, False)])
+@pytest.mark.parametrize("joint", range(4), ids=JOINT_NAMES)
+def test_a_single_joint_that_moves_is_no_rest_and_a_tremble_is(joint, share, still):
+    simulation = Simulation(2)
+    goal = simulation.joints
+    middle = (JOINT_LOWER + JOINT_UPPER)[joint] / 2
+    goal[joint] += np.copysign(share * AT_REST[joint], middle - goal[joint])
+    simulation.follower.accept(JOINT_NAMES, [TrajectoryPoint(NANOSECONDS // 2, goal.tolist())], 0, 0)
+    for index in range(STILL_STEPS):
+        simulation.step((index + 1) * STEP)
+    assert np.abs(simulation.joints - goal).max() < 1e-3
+    assert simulation.score().still is still
+
+
+def test_less_than_a_second_is_no_rest():
+    simulation = Simulation(2)
+    stills = []
+    for index in range(STILL_STEPS):
+        stills.append(simulation.score().still)
+        simulation.step((index + 1) * STEP)
+    assert not any(stills[:-1]) and simulation.score().still
 
 
 def test_nothing_happens_by_itself():
