@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from lifecycle_msgs.msg import Transition
 from node_bench import NodeBench
 from policy_checkpoints import reference
 from rclpy.qos import QoSProfile
@@ -90,3 +91,16 @@ def show(bench: NodeBench, robot: Robot, stamp: int | None = None) -> int:
     bench.wait(came, "the images arrive")
     bench.wait(lambda: policy.joints.at(stamp, 0.0) is not None, "the joints arrive")
     return stamp
+
+
+def end(bench: NodeBench, way: str) -> None:
+    """Stop whatever runs, in one of the ways that there are."""
+    transitions = {"deactivate": Transition.TRANSITION_DEACTIVATE, "shut down": Transition.TRANSITION_ACTIVE_SHUTDOWN}
+    if way == "cancel":
+        bench.client.cancel()
+    elif way == "disable":
+        bench.enable(False)
+    elif way == "reset":
+        bench.trigger("reset")
+    else:
+        assert bench.change(transitions[way])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from diagnostic_msgs.msg import DiagnosticStatus
 from lifecycle_msgs.msg import Transition
-from policy_bench import CAMERAS, JOINTS, TASK, pictures, show, state
+from policy_bench import CAMERAS, JOINTS, TASK, end, pictures, show, state
 from rosgraph_msgs.msg import Clock
 
 from edgellm_ros.action.chunk import NANOSECONDS, ActionChunk, ActionLimits
@@ -34,14 +34,8 @@ def wait_hold(bench, robot):
 def test_who_stops_the_robot_stops_it_even_where_faults_hold_nothing(start_policy, way):
     bench, robot = start_policy({**MOVING, "safety.on_fault": "none"})
     move(bench, robot)
-    if way == "cancel":
-        bench.client.cancel()
-    elif way == "disable":
-        bench.enable(False)
-    elif way == "deactivate":
-        assert bench.change(Transition.TRANSITION_DEACTIVATE)
-    else:
-        assert bench.change(Transition.TRANSITION_ACTIVE_SHUTDOWN)
+    end(bench, way)
+    if way == "shut down":
         bench.wait(lambda: not robot.trajectories[-1].points, "the robot holds though the topic is gone")
         return
     wait_hold(bench, robot)
@@ -96,14 +90,7 @@ def test_a_chunk_that_gets_out_while_everything_is_ended_is_followed_by_a_hold(s
         return ends(refusal)
 
     bench.node.bridge.cancel_all = moves_meanwhile
-    if way == "cancel":
-        bench.client.cancel()
-    elif way == "reset":
-        bench.trigger("reset")
-    elif way == "disable":
-        bench.enable(False)
-    else:
-        assert bench.change(Transition.TRANSITION_DEACTIVATE)
+    end(bench, way)
     bench.wait(lambda: robot.chunks, "the chunk gets out")
     wait_hold(bench, robot)
 

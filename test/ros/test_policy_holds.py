@@ -6,8 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from lifecycle_msgs.msg import Transition
-from policy_bench import JOINTS, TASK, pictures, show, state
+from policy_bench import JOINTS, TASK, end, pictures, show, state
 
 from edgellm_ros.action.chunk import NANOSECONDS
 from edgellm_ros.ros.client import pairs
@@ -57,14 +56,7 @@ def test_whatever_ends_a_task_holds_the_robot_at_once(start_policy, way):
     show(bench, robot)
     bench.client.ask(TASK)
     bench.wait(lambda: robot.trajectories, "the robot moves")
-    if way == "cancel":
-        bench.client.cancel()
-    elif way == "disable":
-        bench.enable(False)
-    elif way == "deactivate":
-        assert bench.change(Transition.TRANSITION_DEACTIVATE)
-    else:
-        bench.trigger("reset")
+    end(bench, way)
     bench.wait(lambda: bench.client.reports, "the task ends")
     bench.wait(lambda: not robot.trajectories[-1].points, "the robot holds")
     count = len(robot.trajectories)
@@ -117,12 +109,7 @@ def test_a_stop_waits_for_no_computation_and_what_comes_of_it_moves_nothing(star
 
     policy.host.compute = late
     bench.wait(computing.is_set, "a chunk is computed")
-    if way == "cancel":
-        bench.client.cancel()
-    elif way == "disable":
-        bench.enable(False)
-    else:
-        assert bench.change(Transition.TRANSITION_DEACTIVATE)
+    end(bench, way)
     bench.wait(lambda: not robot.trajectories[-1].points, "the robot holds")
     assert not policy.motion.moving and not released.is_set()
     released.set()
