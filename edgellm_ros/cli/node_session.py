@@ -209,7 +209,8 @@ def _wait_until_active(session: NodeSession, start: float) -> None:
             if session.ended:
                 raise EdgeLLMError(f"{session.why_ended()}\n{session.output()}".rstrip(), RefusalCode.NOT_ACTIVE)
             if time.monotonic() - start > START_TIMEOUT:
-                said = f"; it says {sentence!r}" if sentence else _elsewhere(client)
+                others = "" if session.processes else _elsewhere(client)
+                said = f"; it says {sentence!r}" if sentence else others
                 raise EdgeLLMError(
                     f"the node {name} did not become active within {START_TIMEOUT:g} s{said}.\n"
                     f"{session.output()}".rstrip(),
