@@ -78,12 +78,9 @@ class EngineHost:
         self._rest = rest
         self.facts = facts
         self.policy = policy
-        self.act: Callable[[PromptRequest, Outputs], PolicyRun] | None = (
-            None  # set by the node that has the policy's topics
-        )
-        self.leave: Callable[[], None] = lambda: (
-            None
-        )  # what moves on for a task that is replaced by no task; set so too
+        # Both are set by the node that has the policy's topics.
+        self.act: Callable[[PromptRequest, Outputs], PolicyRun] | None = None
+        self.leave: Callable[[], None] = _nothing  # stops what moves, where no task takes a task's place
 
     @classmethod
     def load(cls, settings: Settings) -> EngineHost:
@@ -278,3 +275,7 @@ def directory_of(engine: EngineSettings, fake: FakeSettings, stack: ExitStack) -
     )
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edgellm-fake-", ignore_cleanup_errors=True))
     return write_fake_engine_directory(Path(folder) / "engine", script)
+
+
+def _nothing() -> None:
+    """For an engine that moves nothing."""
